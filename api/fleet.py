@@ -1,0 +1,64 @@
+"""The API's view of the workers, and what it does when one of them goes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from redis.exceptions import RedisError
+
+from app.messages import Assignment
+from app.registry import Fleet, Registry
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at the registry.
+REFRESH_S = 0.5
+#: How long a worker may be missing: a Redis that was restarted empty knows it again after its next heartbeat.
+GRACE_S = 2.5
+
+
+class FleetView:
+    """Reads the registry for ever; `now` is the last view. Redis being away leaves the view as it is."""
+
+    def __init__(self, registry: Registry, model: str, on_lost: Callable[[Assignment], None]) -> None:
+        self._registry = registry
+        self._model = model
+        self._on_lost = on_lost
+        self._missing_since: dict[Assignment, float] = {}
+        self.now = Fleet()
+        self.reachable = False
+
+    async def refresh(self) -> Fleet:
+        before = self.now
+        self.now = Fleet.of(await self._registry.workers(), self._model)
+        self.reachable = True
+        self._notice(before)
+        return self.now
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.refresh()
+            except (RedisError, OSError) as error:
+                if self.reachable:
+                    log.warning("the registry is not reachable: %s", error)
+                self.reachable = False
+            await asyncio.sleep(REFRESH_S)
+
+    def _notice(self, before: Fleet) -> None:
+        """Tell of workers that another incarnation replaced at once, and of missing ones after a grace period."""
+        now = time.monotonic()
+        for worker in before.workers:
+            gone = Assignment(worker=worker.id, incarnation=worker.incarnation)
+            if self.now.find(worker.id, worker.incarnation) is None:
+                self._missing_since.setdefault(gone, now)
+        for gone, since in list(self._missing_since.items()):
+            if self.now.find(gone.worker, gone.incarnation) is not None:
+                del self._missing_since[gone]
+            elif now - since >= GRACE_S or any(one.id == gone.worker for one in self.now.workers):
+                del self._missing_since[gone]
+                log.warning("worker %s is lost", gone.worker)
+                self._on_lost(gone)

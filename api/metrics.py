@@ -1,0 +1,29 @@
+"""Prometheus metrics of the API process."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+REGISTRY = CollectorRegistry()
+
+REQUESTS = Counter("trivet_requests", "Requests by outcome: ok, cancelled, or the error's code.", ["outcome"], registry=REGISTRY)
+IN_FLIGHT = Gauge("trivet_requests_in_flight", "Requests being served.", registry=REGISTRY)
+FIRST_FRAME = Histogram(
+    "trivet_time_to_first_frame_seconds",
+    "From the request's arrival to the first event of its stream.",
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+    registry=REGISTRY,
+)
+DURATION = Histogram(
+    "trivet_request_seconds",
+    "From the request's arrival to its end.",
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
+    registry=REGISTRY,
+)
+WORKERS = Gauge("trivet_workers", "Live workers by role.", ["role"], registry=REGISTRY)
+TOKEN_GAPS = Gauge("trivet_token_gaps", "Gaps in the token stream that were refilled or ended a request.", registry=REGISTRY)
+
+
+def render() -> bytes:
+    return generate_latest(REGISTRY)
+

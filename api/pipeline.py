@@ -1,0 +1,129 @@
+"""From a rendered request to its tokens: plan, send, read, and clean up whatever way it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from api.fleet import FleetView
+from app import cancellation, keys
+from app.celery import DECODE_TASK, PREFILL_TASK
+from app.errors import DeadlineExceeded, RemoteFailure, WorkerLost
+from app.messages import Assignment, DecodeTask, Delta, Plan, PrefillTask, Prompt
+from app.roles import Role
+from app.routing import Ask, Router
+from app.sender import TaskSender
+from app.streaming import RequestStream, TokenReader
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request to run. `params` is vLLM's SamplingParams as builtins; `deadline` is in unix seconds."""
+
+    request_id: str
+    prompt: Prompt
+    params: dict[str, Any]
+    deadline: float
+    priority: int = 0
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: dict[str, Any] | None = None
+
+
+class Pipeline:
+    """Runs jobs. Knows routers, queues and token streams; neither HTTP nor vLLM."""
+
+    def __init__(
+        self, api: str, model: str, fleet: FleetView, router: Router, sender: TaskSender, reader: TokenReader, redis: Any
+    ) -> None:
+        self._api = api
+        self._model = model
+        self._fleet = fleet
+        self._router = router
+        self._sender = sender
+        self._reader = reader
+        self._redis = redis
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def stream(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        """The job's deltas, in order; several at once when the reader has fallen behind.
+
+        Raises NoWorker, BrokerUnavailable, or RemoteFailure with whatever ended the job. A caller that stops early cancels it.
+        """
+        plan = await self._router.plan(self._fleet.now, Ask(job.request_id, job.deadline, bool(job.prompt.media)))
+        stream = self._reader.open(job.request_id, 0, frozenset(plan.workers))
+        overdue = DeadlineExceeded("the request's deadline passed").failure()
+        timer = asyncio.get_running_loop().call_later(max(0.0, job.deadline - time.time()), stream.fail, overdue)
+        done = False
+        try:
+            await self._send(job, plan)
+            while not done:
+                deltas = await stream.get()
+                done = await self._check(stream, plan, deltas)
+                yield deltas
+        finally:
+            timer.cancel()
+            self._reader.close(job.request_id)
+            self._spawn(self._end(plan, job.request_id, cancel=not done))
+
+    def worker_lost(self, gone: Assignment) -> None:
+        """End the streams that still depend on this worker."""
+        failure = WorkerLost(f"the worker {gone.worker} that ran the request died").failure()
+        for stream in self._reader.streams:
+            if gone in stream.workers:
+                stream.fail(failure)
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait for the clean-up of ended jobs."""
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=timeout_s)
+
+    async def _check(self, stream: RequestStream, plan: Plan, deltas: list[Delta]) -> bool:
+        """Whether the job is done. Once the decode worker speaks, nobody else matters any more."""
+        if not plan.aggregated and len(stream.workers) > 1:
+            stream.workers = frozenset({plan.decode})
+        last = deltas[-1]
+        if last.error is not None:
+            raise RemoteFailure(last.error)
+        return last.final
+
+    async def _send(self, job: Job, plan: Plan) -> None:
+        common = {
+            "request_id": job.request_id,
+            "attempt": 0,
+            "api": self._api,
+            "model": self._model,
+            "plan": plan,
+            "deadline": job.deadline,
+            "params": job.params,
+            "priority": job.priority,
+            "reasoning_ended": job.reasoning_ended,
+            "reasoning_parser_kwargs": job.reasoning_parser_kwargs,
+        }
+        tokens = len(job.prompt.token_ids)
+        if plan.aggregated:
+            queue = keys.worker_queue(Role.DECODE, plan.decode.worker)
+            await self._sender.send(DECODE_TASK, DecodeTask(prompt=job.prompt, **common), queue, tokens)
+        else:
+            queue = keys.worker_queue(Role.PREFILL, plan.prefill.worker)
+            await self._sender.send(PREFILL_TASK, PrefillTask(prompt=job.prompt, **common), queue, tokens)
+
+    async def _end(self, plan: Plan, request_id: str, *, cancel: bool) -> None:
+        try:
+            if cancel:
+                await cancellation.cancel(self._redis, request_id)
+            await self._router.release(plan, request_id)
+        except (RedisError, OSError) as error:
+            log.warning("request %s: clean-up failed, its reservation ends with its deadline: %s", request_id, error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)

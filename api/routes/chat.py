@@ -1,0 +1,130 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import ValidationError
+
+from api import context, errors, vllm_serving
+from api.admission import Ticket
+from api.context import RequestContext
+from api.disconnect import ClientGone, unless_disconnected
+from api.services import Services
+from app.errors import Failure, InvalidRequest, RemoteFailure, TrivetError
+
+router = APIRouter()
+
+TIMEOUT_HEADER = "x-request-timeout"
+#: Proxies must not hold tokens back.
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+ERROR_FRAME = 'data: {"error"'
+#: What servers log for a client that closed its connection; nobody receives it.
+CLIENT_CLOSED_REQUEST = 499
+
+Frames = AsyncGenerator[str, None]
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(request: Request) -> Response:
+    """OpenAI's chat completions, for text and images, streamed or whole.
+
+    Errors are OpenAI's error object. The header `X-Request-Timeout` (seconds) shortens the server's deadline.
+    """
+    services: Services = request.app.state.services
+    asked = RequestContext(_deadline(services, request))
+    ticket = Ticket(services)
+    try:
+        body = await _json_object(request)
+        context.enter(asked)
+        answer = await unless_disconnected(request, _answer(services, asked, body))
+        if isinstance(answer, Response):
+            ticket.close("ok")
+            return answer
+        first, frames = answer
+        ticket.first_frame()
+        return StreamingResponse(_stream(first, frames, asked, ticket), headers=STREAM_HEADERS, media_type="text/event-stream")
+    except ClientGone:
+        ticket.close("cancelled")
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    except BaseException as error:
+        ticket.close(getattr(error, "code", "cancelled"))
+        raise
+
+
+async def _answer(services: Services, asked: RequestContext, body: dict[str, Any]) -> Response | tuple[str, Frames]:
+    """A whole response, or the first frame and those to come. An error that comes before any token has its own status."""
+    await services.intake.admit(body)
+    request = services.serving.chat_request(body)
+    try:
+        answer = await services.serving.chat(request)
+    except (TrivetError, ValidationError):
+        raise
+    except Exception as error:
+        raise RemoteFailure(_failure(asked, error)) from error
+    if not isinstance(answer, AsyncGenerator):
+        return Response(answer.model_dump_json(), media_type="application/json")
+    first = await anext(answer)
+    if first.startswith(ERROR_FRAME):
+        await answer.aclose()
+        raise RemoteFailure(_failure_in(asked, first))
+    return first, answer
+
+
+async def _stream(first: str, frames: Frames, asked: RequestContext, ticket: Ticket) -> Frames:
+    outcome = "cancelled"
+    try:
+        yield first
+        async for frame in frames:
+            if frame.startswith(ERROR_FRAME):
+                failure = _failure_in(asked, frame)
+                outcome = failure.code
+                yield errors.frame(failure)
+                return
+            yield frame
+        outcome = "ok"
+    finally:
+        await frames.aclose()
+        ticket.close(outcome)
+
+
+def _failure(asked: RequestContext, error: Exception) -> Failure:
+    """What ended the request: the pipeline's own account of it, or vLLM's."""
+    if asked.failure is not None:
+        return asked.failure
+    return (error if isinstance(error, vllm_serving.ServingError) else vllm_serving.explain(error)).failure()
+
+
+def _failure_in(asked: RequestContext, frame: str) -> Failure:
+    if asked.failure is not None:
+        return asked.failure
+    return vllm_serving.ServingError(orjson.loads(frame.removeprefix("data: "))["error"]).failure()
+
+
+async def _json_object(request: Request) -> dict[str, Any]:
+    try:
+        body = orjson.loads(await request.body())
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not JSON: {error.msg} at byte {error.pos}") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    return body
+
+
+def _deadline(services: Services, request: Request) -> float:
+    limit = services.settings.api.request_timeout_s
+    given = request.headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return time.time() + limit
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InvalidRequest(f"{TIMEOUT_HEADER} must be a positive number of seconds", param=TIMEOUT_HEADER)
+    return time.time() + min(seconds, limit)

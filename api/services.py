@@ -1,0 +1,124 @@
+"""What an API process holds, from its first connection to its last."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from api.fleet import FleetView
+from api.intake import Intake
+from api.pipeline import Pipeline
+from api.vllm_serving import Serving
+from app import keys
+from app.media import RedisMediaStore
+from app.redis import connect, refuse_unsafe_broker, wait_until_up
+from app.registry import Registry
+from app.routing import LeastLoaded
+from app.sender import TaskSender
+from app.settings import Settings
+from app.streaming import TokenReader
+
+log = logging.getLogger(__name__)
+
+
+class Services:
+    """The parts that routes use. Made by `running`."""
+
+    serving: Serving
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        timeout = settings.redis.timeout_s
+        self.cache = connect(settings.redis.cache, timeout, name=f"trivet-api-{self.id}")
+        self.broker = connect(settings.redis.broker_url, timeout, name=f"trivet-api-{self.id}-send", connections=8)
+        self.reader = TokenReader(self.cache, self.id, settings.stream.replay_batches)
+        self.fleet = FleetView(
+            Registry(self.cache, settings.worker.lease_s), settings.served_name, lambda gone: self.pipeline.worker_lost(gone)
+        )
+        self.pipeline = Pipeline(
+            self.id,
+            settings.served_name,
+            self.fleet,
+            LeastLoaded(self.cache),
+            TaskSender(self.broker),
+            self.reader,
+            self.cache,
+        )
+        self.intake = Intake(settings, RedisMediaStore(self.cache))
+        self.in_flight = 0
+        self._background: list[asyncio.Task[None]] = []
+
+    async def check_redis(self) -> None:
+        """Raises RedisUnavailable or UnsafeBroker."""
+        await wait_until_up(self.broker, self.settings.redis)
+        await wait_until_up(self.cache, self.settings.redis)
+        await refuse_unsafe_broker(self.broker, self.settings.redis.broker_url)
+
+    async def start(self) -> None:
+        await self.check_redis()
+        # Not in a thread: vLLM's config and renderer belong to the thread that uses them.
+        self.serving = Serving(self.settings, self.pipeline)
+        await self._announce()
+        self._background = [
+            self._spawn(self._heartbeat()),
+            self._spawn(self.reader.run()),
+            self._spawn(self.fleet.run()),
+        ]
+        await asyncio.wait_for(self.reader.subscribed.wait(), self.settings.redis.timeout_s)
+        await self.fleet.refresh()
+
+    async def stop(self) -> None:
+        await self.pipeline.settle(2.0)
+        for task in self._background:
+            task.cancel()
+        with suppress(RedisError, OSError):
+            await self.cache.delete(keys.api(self.id), keys.replay(self.id))
+        self.serving.shutdown()
+        await self.cache.aclose()
+        await self.broker.aclose()
+
+    async def _announce(self) -> None:
+        record = {"id": self.id, "host": socket.gethostname(), "pid": os.getpid(), "in_flight": self.in_flight, "at": time.time()}
+        await self.cache.set(keys.api(self.id), json.dumps(record), px=int(self.settings.api.lease_s * 1000))
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.api.lease_s / 4)
+            try:
+                await self._announce()
+            except (RedisError, OSError) as error:
+                log.warning("heartbeat not delivered: %s", error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(_must_not_end)
+        return task
+
+
+def _must_not_end(task: asyncio.Task[None]) -> None:
+    if task.cancelled():
+        return
+    # Without its reader or its view of the fleet the process would answer nothing: better to be started anew.
+    log.critical("a background task of the API ended, and the process with it: %r", task.exception())
+    os._exit(70)
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Services]:
+    services = Services(settings)
+    await services.start()
+    try:
+        yield services
+    finally:
+        await services.stop()

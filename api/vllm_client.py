@@ -1,0 +1,210 @@
+"""Adapter to vLLM: its `EngineClient` over the pipeline. vLLM's serving code thinks that this is an engine."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from vllm.engine.protocol import EngineClient
+from vllm.exceptions import GenerationError
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.renderers.registry import renderer_from_config
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.input_processor import InputProcessor
+
+from api.context import RequestContext, current
+from api.fanout import interleave
+from api.pipeline import Job, Pipeline
+from api.vllm_media import MediaReference
+from app.errors import TrivetError
+from app.messages import Delta, MediaRef, Prompt, TokenLogprob
+
+#: Where the engine input carries the references of a prompt's media.
+MEDIA = "trivet_media"
+
+
+class PipelineError(GenerationError):
+    """A TrivetError on its way through vLLM's serving code; the context keeps the original."""
+
+    def __init__(self, error: TrivetError) -> None:
+        super().__init__(error.message)
+        self.status_code = error.status
+
+
+class PipelineClient(EngineClient):
+    """Answers what vLLM's serving layer asks of an engine. What needs a real engine raises NotImplementedError."""
+
+    is_running, is_stopped, errored = True, False, False
+
+    def __init__(self, config: Any, pipeline: Pipeline) -> None:
+        self.vllm_config = config
+        self.model_config = config.model_config
+        self.renderer = renderer_from_config(config)
+        # The one place that would run the HF processor: here media stay references, and workers render.
+        self.renderer._process_multimodal_async = _references
+        self.input_processor = InputProcessor(config, self.renderer)
+        self._pipeline = pipeline
+
+    def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Not a coroutine, so that the request's context is read while its route runs."""
+        context = current()
+        job = Job(
+            request_id=f"{request_id}.{secrets.token_hex(3)}",
+            prompt=Prompt(
+                token_ids=prompt["prompt_token_ids"],
+                media=prompt.get(MEDIA, []),
+                cache_salt=prompt.get("cache_salt"),
+            ),
+            params=msgspec.to_builtins(sampling_params),
+            deadline=context.deadline,
+            priority=priority,
+            reasoning_ended=reasoning_ended,
+            reasoning_parser_kwargs=reasoning_parser_kwargs,
+        )
+        return self._outputs(context, job, sampling_params, request_id)
+
+    async def _outputs(
+        self, context: RequestContext, job: Job, params: SamplingParams, request_id: str
+    ) -> AsyncGenerator[RequestOutput, None]:
+        streams = [self._pipeline.stream(one) for one in _choices(job, params)]
+        steps = interleave(streams) if len(streams) > 1 else _one(streams[0])
+        whole = params.output_kind == RequestOutputKind.FINAL_ONLY
+        ended: dict[int, RequestOutput] = {}
+        try:
+            async for index, deltas in steps:
+                output = _output(request_id, job, index, deltas)
+                if deltas[-1].final:
+                    ended[index] = output
+                if not whole:
+                    output.finished = len(ended) == params.n
+                    yield output
+        except TrivetError as error:
+            context.failure = error.failure()
+            raise PipelineError(error) from error
+        finally:
+            await steps.aclose()
+        if whole:
+            yield _joined([ended[index] for index in sorted(ended)])
+
+    async def get_supported_tasks(self) -> tuple[Any, ...]:
+        return ("generate",)
+
+    async def abort(self, request_id: Any) -> None:
+        """vLLM closes the generator too, and that is what cancels."""
+
+    async def is_tracing_enabled(self) -> bool:
+        return False
+
+    async def do_log_stats(self) -> None:
+        """There is no engine here to have statistics."""
+
+    async def check_health(self) -> None:
+        """`/health/ready` answers for the fleet."""
+
+    @property
+    def dead_error(self) -> BaseException:
+        return RuntimeError("no engine in this process")
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        self.renderer.shutdown()
+
+
+def _needs_an_engine(name: str) -> Any:
+    async def method(self: PipelineClient, *_: Any, **__: Any) -> None:
+        raise NotImplementedError(f"{name} needs an engine; the API process has none")
+
+    return method
+
+
+for _name in list(PipelineClient.__abstractmethods__):
+    setattr(PipelineClient, _name, _needs_an_engine(_name))
+PipelineClient.__abstractmethods__ = frozenset()
+
+
+async def _references(prompt: list[int], mm_data: Any, **_: Any) -> dict[str, Any]:
+    """In place of vLLM's processor: the prompt as it is, and the references of its media."""
+    media = [_ref(modality, one) for modality, items in mm_data.items() for one in items]
+    return {
+        "type": "multimodal",
+        "prompt_token_ids": prompt,
+        "mm_kwargs": {},
+        "mm_hashes": {},
+        "mm_placeholders": {},
+        MEDIA: media,
+    }
+
+
+def _ref(modality: str, reference: MediaReference) -> MediaRef:
+    return MediaRef.model_validate(
+        {"modality": modality, "identity": reference.identity, "size": reference.size}, strict=False
+    )
+
+
+async def _one(stream: AsyncGenerator[list[Delta], None]) -> AsyncGenerator[tuple[int, list[Delta]], None]:
+    try:
+        async for deltas in stream:
+            yield 0, deltas
+    finally:
+        await stream.aclose()
+
+
+def _choices(job: Job, params: SamplingParams) -> list[Job]:
+    """n > 1 as n jobs: a KV transfer serves one reader, so each choice prefills; the prefix cache makes the repeats cheap.
+
+    Seeds differ as in vLLM's own fan-out: seed + index.
+    """
+    jobs = []
+    for index in range(params.n):
+        values = {**job.params, "n": 1}
+        if params.seed is not None:
+            values["seed"] = params.seed + index
+        jobs.append(replace(job, request_id=f"{job.request_id}.{index}", params=values))
+    return jobs
+
+
+def _output(request_id: str, job: Job, index: int, deltas: list[Delta]) -> RequestOutput:
+    first, final = deltas[0], deltas[-1]
+    logprobs = [one for delta in deltas for one in delta.logprobs or []]
+    completion = CompletionOutput(
+        index=index,
+        text="".join(delta.text for delta in deltas),
+        token_ids=[token for delta in deltas for token in delta.token_ids],
+        cumulative_logprob=sum(position[0].logprob for position in logprobs) if logprobs else None,
+        logprobs=[_position(one) for one in logprobs] if first.logprobs is not None else None,
+        finish_reason=final.finish_reason,
+        stop_reason=final.stop_reason,
+    )
+    return RequestOutput(
+        request_id=request_id,
+        prompt=None,
+        prompt_token_ids=first.prompt_token_ids or (None if first.seq else job.prompt.token_ids),
+        prompt_logprobs=first.prompt_logprobs and [one and _position(one) for one in first.prompt_logprobs],
+        outputs=[completion],
+        finished=final.final,
+        num_cached_tokens=first.cached_tokens,
+    )
+
+
+def _position(candidates: list[TokenLogprob]) -> dict[int, Logprob]:
+    return {one.token_id: Logprob(one.logprob, one.rank, one.text) for one in candidates}
+
+
+def _joined(parts: list[RequestOutput]) -> RequestOutput:
+    whole = parts[0]
+    whole.outputs = [part.outputs[0] for part in parts]
+    whole.finished = True
+    return whole

@@ -1,0 +1,139 @@
+"""What can go wrong with a request, as one tree.
+
+Every error knows the HTTP status, the OpenAI `type` and `code`, and whether a client may try again, so that a stage, the
+router and the API raise the same classes and the edge needs no table.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+
+class Failure(msgspec.Struct, omit_defaults=True, frozen=True):
+    """An error on the wire, from a worker to the API. `status` is the HTTP status that the client gets."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: int | None = None
+
+
+class TrivetError(Exception):
+    """An error with an answer for the client. `param` names the request's field at fault, if one is."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    retry_after_s: ClassVar[int | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    def failure(self) -> Failure:
+        return Failure(self.status, self.code, self.message, self.param, self.retry_after_s)
+
+
+class InvalidRequest(TrivetError):
+    """The client's fault: the same request will fail again."""
+
+    status = 400
+    code = "invalid_request"
+
+
+class PromptTooLong(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class MediaRefused(InvalidRequest):
+    """A media part that is not allowed, not supported, or not what it claims to be."""
+
+    code = "invalid_media"
+
+
+class MultimodalDisabled(InvalidRequest):
+    """Media were sent to a server that was started without `--enable-multimodal`."""
+
+    code = "multimodal_disabled"
+
+
+class ModelNotFound(TrivetError):
+    status = 404
+    code = "model_not_found"
+
+
+class BodyTooLarge(TrivetError):
+    status = 413
+    code = "request_too_large"
+
+
+class TooManyRequests(TrivetError):
+    """The API process has as many requests in flight as its settings allow."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+    retry_after_s = 1
+
+
+class NoWorker(TrivetError):
+    """No live worker can run a stage that the request needs."""
+
+    status = 503
+    code = "no_worker"
+    retry_after_s = 5
+
+
+class WorkerLost(TrivetError):
+    """The worker that ran the request died or lost its engine."""
+
+    status = 503
+    code = "worker_lost"
+    retry_after_s = 1
+
+
+class BrokerUnavailable(TrivetError):
+    """Redis did not answer in time."""
+
+    status = 503
+    code = "broker_unavailable"
+    retry_after_s = 2
+
+
+class TokensLost(TrivetError):
+    """A hole in the token stream that the replay stream could not fill."""
+
+    status = 500
+    code = "tokens_lost"
+
+
+class KVLeaseExpired(TrivetError):
+    """The prefilled KV blocks may have been freed before the decode worker could read them."""
+
+    status = 503
+    code = "kv_lease_expired"
+    retry_after_s = 1
+
+
+class DeadlineExceeded(TrivetError):
+    status = 504
+    code = "deadline_exceeded"
+
+
+class EngineFailed(TrivetError):
+    """The engine answered a request with an error of its own."""
+
+    status = 500
+    code = "engine_error"
+
+
+class RemoteFailure(TrivetError):
+    """An error that another process reported, raised again here with its own status and code."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message, param=failure.param)
+        self.status = failure.status  # type: ignore[misc]
+        self.code = failure.code  # type: ignore[misc]
+        self.retry_after_s = failure.retry_after_s  # type: ignore[misc]

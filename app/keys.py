@@ -1,0 +1,68 @@
+"""Every Redis key and channel, in one place.
+
+| name | kind | lifetime | meaning |
+| --- | --- | --- | --- |
+| `trivet:workers` | set | none; dead members are removed by whoever lists them | ids of registered workers |
+| `trivet:worker:<id>` | string, JSON | lease, seconds (`worker.lease_s`) | a worker's record: roles, model, engine, load |
+| `trivet:api:<id>` | string, JSON | lease, seconds (`api.lease_s`) | an API process that reads tokens |
+| `trivet:load:<worker>` | sorted set | members end with their deadline | request id -> deadline of each request placed on the worker |
+| `trivet:cancelled:<request>` | string | 600 s | tombstone: a task that finds it does not start |
+| `trivet:media:<identity>` | string, bytes | the request's deadline | media bytes on their way to the worker that encodes them |
+| `trivet:replay:<api>` | stream, capped | 600 s after the last batch | the last token batches, to refill a gap |
+| `trivet:tokens:<api>` | channel | | token batches for one API process |
+| `trivet:cancel` | channel | | ids of requests to stop |
+| `encode`, `prefill`, `decode` | list | until taken, or the task expires | Celery queue that any worker of the role takes from |
+| `encode.<worker>`, ... | list | the same | Celery queue of one worker |
+
+Celery adds `_kombu.binding.*` and `unacked*`. Nothing here is pickled: strings are JSON, text or media bytes.
+"""
+
+from __future__ import annotations
+
+from app.roles import Role
+
+PREFIX = "trivet:"
+
+WORKERS = f"{PREFIX}workers"
+CANCEL_CHANNEL = f"{PREFIX}cancel"
+
+#: How long a tombstone outlives the cancel message: longer than any task waits unseen between two queues.
+CANCELLED_TTL_S = 600
+#: How long a replay stream outlives its last batch.
+REPLAY_TTL_S = 600
+
+
+def worker(worker_id: str) -> str:
+    return f"{PREFIX}worker:{worker_id}"
+
+
+def api(api_id: str) -> str:
+    return f"{PREFIX}api:{api_id}"
+
+
+def load(worker_id: str) -> str:
+    return f"{PREFIX}load:{worker_id}"
+
+
+def cancelled(request_id: str) -> str:
+    return f"{PREFIX}cancelled:{request_id}"
+
+
+def media(identity: str) -> str:
+    return f"{PREFIX}media:{identity}"
+
+
+def replay(api_id: str) -> str:
+    return f"{PREFIX}replay:{api_id}"
+
+
+def tokens_channel(api_id: str) -> str:
+    return f"{PREFIX}tokens:{api_id}"
+
+
+def role_queue(role: Role) -> str:
+    return role.value
+
+
+def worker_queue(role: Role, worker_id: str) -> str:
+    return f"{role.value}.{worker_id}"

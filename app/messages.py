@@ -1,0 +1,179 @@
+"""What the stages tell each other: JSON, validated on arrival, references and no tensors.
+
+Tasks travel as Celery keyword arguments (pydantic); token deltas, thousands a second, as msgspec structs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.errors import Failure
+
+Modality = Literal["image"]
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MediaRef(Message):
+    """One medium of a prompt. `identity` names its content; `size` is in bytes."""
+
+    modality: Modality
+    identity: str = Field(pattern=r"^[0-9a-f]{32,64}$")
+    size: int = Field(gt=0)
+
+
+class Prompt(Message):
+    """A prompt as the API knows it: one placeholder token per medium, not yet expanded; media in order of appearance."""
+
+    token_ids: list[int] = Field(min_length=1)
+    media: list[MediaRef] = []
+    cache_salt: str | None = None
+
+
+class FieldValue(Message):
+    """One processor output that is no pixel data (grids, timestamps), in JSON.
+
+    A tensor has `dtype` and `shape` and its values flat, row-major; a plain number or nested list has `dtype` None. `kind` and `dim`
+    say how the model joins the values of several items (vLLM's field kinds).
+    """
+
+    kind: Literal["batched", "flat", "shared"]
+    dim: int = 0
+    dtype: str | None = None
+    shape: list[int] = []
+    data: list[Any] | int | float
+
+
+class RenderedItem(Message):
+    """One medium in a rendered prompt, without its pixels.
+
+    `offset` and `length` count prompt tokens. `embed_runs` are the lengths of alternating runs of the placeholder's embed mask,
+    starting with a run of "not embedded"; None means that every token of the placeholder is.
+    `fields` are the processor's outputs that positions depend on (vLLM's `keep_on_cpu` fields).
+    """
+
+    modality: Modality
+    identity: str
+    offset: int = Field(ge=0)
+    length: int = Field(gt=0)
+    embed_runs: list[int] | None = None
+    fields: dict[str, FieldValue]
+
+
+class RenderedPrompt(Message):
+    """A prompt as the engine takes it, placeholders expanded, pixels left out."""
+
+    token_ids: list[int] = Field(min_length=1)
+    items: list[RenderedItem] = []
+    cache_salt: str | None = None
+
+
+class KVHandoff(Message):
+    """Where the prefilled KV blocks lie. `params` is vLLM's `kv_transfer_params`, verbatim; they may be read until
+    `expires_at` (unix seconds)."""
+
+    params: dict[str, Any]
+    expires_at: float
+
+
+class Assignment(Message):
+    """A worker chosen for a stage. `incarnation` tells a restarted worker from the one that was chosen."""
+
+    worker: str
+    incarnation: str
+
+
+class Plan(Message):
+    """Who runs each stage. Equal assignments are one task: a stage whose worker is the next one's too is no task."""
+
+    prefill: Assignment
+    decode: Assignment
+
+    @property
+    def aggregated(self) -> bool:
+        return self.prefill == self.decode
+
+    @property
+    def workers(self) -> tuple[Assignment, ...]:
+        return (self.decode,) if self.aggregated else (self.prefill, self.decode)
+
+
+class StageTask(Message):
+    """What every stage of a request knows. `params` is vLLM's SamplingParams as builtins, `deadline` unix seconds."""
+
+    request_id: str = Field(min_length=1, max_length=256)
+    attempt: int = Field(ge=0)
+    api: str
+    model: str
+    plan: Plan
+    deadline: float
+    params: dict[str, Any]
+    priority: int = 0
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: dict[str, Any] | None = None
+
+
+class PrefillTask(StageTask):
+    """Fill the KV cache with the prompt and hand its blocks to the decode worker."""
+
+    prompt: Prompt
+
+
+class DecodeTask(StageTask):
+    """Generate. With `kv`, the prompt comes rendered and its blocks are pulled; without, this worker prefills too."""
+
+    prompt: Prompt | RenderedPrompt
+    kv: KVHandoff | None = None
+
+
+class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
+    """[token id, log-probability, rank, text]: the sampled token first, then the most likely ones."""
+
+    token_id: int
+    logprob: float
+    rank: int | None = None
+    text: str | None = None
+
+
+class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What one engine step added to one request.
+
+    `seq` counts the deltas of an attempt from 0; one with an `error` ends the attempt whatever its number. The last one has a `finish_reason` or an `error`. `prompt_token_ids` comes with
+    the first one when rendering changed the prompt, `cached_tokens` with the first one.
+    """
+
+    request: str
+    attempt: int = 0
+    seq: int
+    token_ids: list[int] = []
+    text: str = ""
+    logprobs: list[list[TokenLogprob]] | None = None
+    prompt_logprobs: list[list[TokenLogprob] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+    media_tokens: dict[str, int] | None = None
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: Failure | None = None
+
+    @property
+    def final(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+
+class Batch(msgspec.Struct, omit_defaults=True):
+    """All deltas of one engine step of a worker for one API process.
+
+    `number` counts a worker incarnation's batches to that API from 1. A batch without deltas repeats the last number, so that
+    the loss of a last batch shows.
+    """
+
+    worker: str
+    incarnation: str
+    number: int
+    deltas: list[Delta] = []

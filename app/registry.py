@@ -1,0 +1,142 @@
+"""Who serves: worker records in Redis, renewed by a heartbeat and gone with their lease."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from app import keys
+from app.roles import KVRole, Role, kv_role
+
+log = logging.getLogger(__name__)
+
+
+class EngineState(BaseModel):
+    """What the engine said of itself. Sizes are in tokens, `kv_usage` is 0 to 1."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    vllm: str
+    max_model_len: int
+    block_size: int
+    kv_tokens: int
+    kv_usage: float = 0.0
+    running: int = 0
+    waiting: int = 0
+
+
+class WorkerRecord(BaseModel):
+    """A registered worker. `incarnation` changes with every start; times are unix seconds."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    incarnation: str
+    roles: frozenset[Role]
+    model: str
+    multimodal: bool
+    pid: int
+    host: str
+    concurrency: int
+    metrics: str
+    engine: EngineState
+    started: float
+    in_flight: int = 0
+    draining: bool = False
+
+    @property
+    def kv_role(self) -> KVRole:
+        return kv_role(self.roles)
+
+    @property
+    def prefills_and_decodes(self) -> bool:
+        return {Role.PREFILL, Role.DECODE} <= self.roles
+
+
+class Registry:
+    """The workers' entries in Redis. `redis` is an asyncio client."""
+
+    def __init__(self, redis: Any, lease_s: float) -> None:
+        self._redis = redis
+        self._lease_ms = int(lease_s * 1000)
+
+    async def announce(self, record: WorkerRecord) -> None:
+        """Register, or renew the lease and the load."""
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.sadd(keys.WORKERS, record.id)
+        pipe.set(keys.worker(record.id), record.model_dump_json(), px=self._lease_ms)
+        await pipe.execute()
+
+    async def remove(self, worker_id: str) -> None:
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.srem(keys.WORKERS, worker_id)
+        pipe.delete(keys.worker(worker_id), keys.load(worker_id))
+        await pipe.execute()
+
+    async def workers(self) -> list[WorkerRecord]:
+        """All workers with a lease. Members whose lease has run out are removed in passing."""
+        ids = sorted(_text(member) for member in await self._redis.smembers(keys.WORKERS))
+        if not ids:
+            return []
+        values = await self._redis.mget([keys.worker(one) for one in ids])
+        records = [_parse(one, value) for one, value in zip(ids, values, strict=True) if value is not None]
+        gone = [one for one, value in zip(ids, values, strict=True) if value is None]
+        if gone:
+            log.warning("workers gone (lease expired): %s", ", ".join(gone))
+            await self._redis.srem(keys.WORKERS, *gone)
+        return [record for record in records if record is not None]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The live workers of one model, as seen at one moment."""
+
+    workers: tuple[WorkerRecord, ...] = field(default=())
+
+    @classmethod
+    def of(cls, workers: Iterable[WorkerRecord], model: str) -> Fleet:
+        return cls(tuple(worker for worker in workers if worker.model == model))
+
+    def find(self, worker_id: str, incarnation: str) -> WorkerRecord | None:
+        return next((w for w in self.workers if w.id == worker_id and w.incarnation == incarnation), None)
+
+    @property
+    def open(self) -> list[WorkerRecord]:
+        """Workers that take new requests."""
+        return [w for w in self.workers if not w.draining]
+
+    def aggregated(self, media: bool) -> list[WorkerRecord]:
+        """Workers that can run a whole request."""
+        return [w for w in self.open if w.prefills_and_decodes and (not media or Role.ENCODE in w.roles)]
+
+    def prefillers(self, media: bool) -> list[WorkerRecord]:
+        """Workers that give KV blocks away."""
+        return [w for w in self.open if w.kv_role is KVRole.PRODUCER and (not media or Role.ENCODE in w.roles)]
+
+    def decoders(self) -> list[WorkerRecord]:
+        """Workers that take KV blocks."""
+        return [w for w in self.open if w.kv_role is KVRole.CONSUMER]
+
+    def missing(self, media: bool) -> list[Role]:
+        """Roles without which no request (with or without media) can be served; empty when one can."""
+        if self.aggregated(media) or (self.prefillers(media) and self.decoders()):
+            return []
+        held = frozenset[Role]().union(*(w.roles for w in self.open))
+        wanted = frozenset(Role) if media else frozenset({Role.PREFILL, Role.DECODE})
+        return sorted(wanted - held) or sorted(wanted)
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _parse(worker_id: str, value: bytes | str) -> WorkerRecord | None:
+    try:
+        return WorkerRecord.model_validate_json(value)
+    except ValidationError as error:
+        log.error("unreadable record of worker %s (another version of Trivet?): %s", worker_id, error)
+        return None

@@ -1,0 +1,6 @@
+"""Choosing workers: `Router` is what the API asks, one module for each way to answer."""
+
+from app.routing.base import Ask, Router
+from app.routing.least_loaded import LeastLoaded
+
+__all__ = ["Ask", "LeastLoaded", "Router"]

@@ -1,0 +1,281 @@
+"""All settings, one typed tree.
+
+Sources, strongest first: flags (of `trivet` and of `celery worker`), environment (`TRIVET_API__PORT=9000`), a TOML file
+(`trivet.toml`, or the one that `TRIVET_CONFIG` names), defaults. `trivet config` prints the values and where each came from.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from app.roles import ALL, Role
+
+ENV_PREFIX = "TRIVET_"
+ENV_DELIMITER = "__"
+CONFIG_VARIABLE = "TRIVET_CONFIG"
+DEFAULT_CONFIG = "trivet.toml"
+
+
+class SettingsError(ValueError):
+    """A setting has a value that is not allowed. The message names it, where it came from and what is allowed."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class RedisSettings(Section):
+    broker_url: str = "redis://127.0.0.1:6379/0"
+    """Redis (or Valkey) that holds the task queues. Its eviction policy must not be able to evict a queue."""
+    cache_url: str | None = None
+    """Redis for registry, media and token streams; the broker's when not given."""
+    timeout_s: float = Field(5.0, gt=0)
+    """Longest wait for an answer of Redis."""
+    wait: bool = False
+    """Wait for Redis at the start instead of giving up after `timeout_s`."""
+
+    @property
+    def cache(self) -> str:
+        return self.cache_url or self.broker_url
+
+    @field_validator("broker_url", "cache_url")
+    @classmethod
+    def _known_scheme(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        scheme, _, rest = value.partition("://")
+        if scheme in ("valkey", "valkeys"):
+            return f"redis{scheme.removeprefix('valkey')}://{rest}"
+        if scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("must begin with redis://, rediss://, valkey:// or unix:// (Redis Cluster cannot be a broker)")
+        return value
+
+
+class EngineSettings(Section):
+    args: str = ""
+    """vLLM's own engine flags, for workers of all roles: `--max-model-len 4096 --dtype bfloat16`."""
+    encode_args: str = ""
+    """Further vLLM flags for workers with the encode role; they win over `args`."""
+    prefill_args: str = ""
+    """Further vLLM flags for workers with the prefill role."""
+    decode_args: str = ""
+    """Further vLLM flags for workers with the decode role."""
+    per_host: int = Field(1, ge=1)
+    """Engines that share this host: the program divides cores and, on the CPU, memory by it. `trivet up` sets it."""
+    kv_lease_s: float = Field(120.0, ge=10)
+    """How long a prefill worker keeps KV blocks that no decode worker has read."""
+    start_timeout_s: float = Field(1800.0, gt=0)
+    """Longest start of an engine, loading and compiling included."""
+
+
+class WorkerSettings(Section):
+    roles: Annotated[frozenset[Role] | None, NoDecode] = None
+    """Stages that the worker runs, comma-separated: encode, prefill, decode. Not given: all; without media, all but encode."""
+    gpu: str | None = None
+    """GPUs of the worker, as CUDA_VISIBLE_DEVICES takes them. Not given: what the environment says."""
+    heartbeat_s: float = Field(1.0, gt=0)
+    """Seconds between two renewals of the registration."""
+    lease_s: float = Field(6.0, gt=0)
+    """A worker without a heartbeat for so long counts as dead."""
+    concurrency: int = Field(512, ge=1)
+    """Most requests in flight in one worker; more wait in its queue."""
+    metrics_host: str = "127.0.0.1"
+    """Address on which the worker serves the engine's Prometheus metrics; the port is chosen by the program."""
+    side_channel_host: str = "127.0.0.1"
+    """Address on which other engines reach this one's NIXL side channel. It has no authentication: a private network."""
+
+    @field_validator("roles", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return frozenset(part.strip() for part in value.split(",") if part.strip())
+
+    @field_validator("roles")
+    @classmethod
+    def _not_empty(cls, value: frozenset[Role] | None) -> frozenset[Role] | None:
+        if value is not None and not value:
+            raise ValueError("name at least one of encode, prefill, decode")
+        return value
+
+
+class ApiSettings(Section):
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(8000, ge=1, le=65535)
+    """Port of the OpenAI API."""
+    request_timeout_s: float = Field(600.0, gt=0)
+    """Deadline of a request; a request's `X-Request-Timeout` header (seconds) can only shorten it."""
+    max_in_flight: int = Field(1024, ge=1)
+    """Most requests in flight in one API process; more get 429."""
+    max_body_mb: float = Field(64.0, gt=0)
+    """Largest request body, in MB; larger ones get 413 before they are parsed."""
+    lease_s: float = Field(10.0, gt=0)
+    """An API process without a heartbeat for so long counts as gone, and its requests are cancelled."""
+
+
+class MediaSettings(Section):
+    max_items: int = Field(16, ge=1)
+    """Most media parts in one request."""
+    max_item_mb: float = Field(32.0, gt=0)
+    """Largest medium, in MB of its encoded bytes."""
+    max_image_pixels: int = Field(64_000_000, ge=1)
+    """Largest image, in pixels, read from its header before it is decoded."""
+
+
+class StreamSettings(Section):
+    replay_batches: int = Field(2000, ge=10)
+    """Token batches kept for each API process to refill gaps from."""
+
+
+class FlowerSettings(Section):
+    host: str = "127.0.0.1"
+    """Address of the dashboard. Flower can stop workers: keep it private."""
+    port: int = Field(5555, ge=1, le=65535)
+    """Port of the dashboard."""
+    enabled: bool = True
+    """Whether `trivet up` starts it."""
+
+
+class Settings(BaseSettings):
+    """The whole tree. `model` is a local path or a hub name; prefill and decode workers need the identical string."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter=ENV_DELIMITER,
+        env_ignore_empty=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+    )
+
+    model: str = ""
+    """Model to serve: a local path or a hub name. Prefill and decode workers need the identical string."""
+    served_model_name: str | None = None
+    """The name that clients use; the model's path or hub name when not given."""
+    enable_multimodal: bool = False
+    """Take media. Without it requests with media get 400, and a worker with the encode role refuses to start."""
+    log_level: str = Field("INFO", pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")
+    """DEBUG, INFO, WARNING or ERROR."""
+    redis: RedisSettings = RedisSettings()
+    engine: EngineSettings = EngineSettings()
+    worker: WorkerSettings = WorkerSettings()
+    api: ApiSettings = ApiSettings()
+    media: MediaSettings = MediaSettings()
+    stream: StreamSettings = StreamSettings()
+    flower: FlowerSettings = FlowerSettings()
+
+    @property
+    def served_name(self) -> str:
+        return self.served_model_name or self.model
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        """Stages of a worker with these settings."""
+        if self.worker.roles is not None:
+            return self.worker.roles
+        return ALL if self.enable_multimodal else ALL - {Role.ENCODE}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config_file())
+
+
+def config_file() -> Path:
+    """The TOML file in force. One that `TRIVET_CONFIG` names must exist; `trivet.toml` may be absent."""
+    named = os.environ.get(CONFIG_VARIABLE)
+    if named and not Path(named).is_file():
+        raise SettingsError(f"{CONFIG_VARIABLE}={named}: no such file")
+    return Path(named or DEFAULT_CONFIG)
+
+
+def load(**flags: Any) -> Settings:
+    """Read all sources. Raises SettingsError with one line per wrong setting."""
+    _refuse_unknown_variables()
+    try:
+        return Settings(**flags)
+    except ValidationError as error:
+        raise SettingsError("\n".join(_explain(one) for one in error.errors())) from None
+
+
+_current: list[Settings] = []
+
+
+def current() -> Settings:
+    """This process's settings, read once."""
+    if not _current:
+        _current.append(load())
+    return _current[0]
+
+
+def use(settings: Settings) -> None:
+    """Make these the process's settings: for flags that come after the first reading."""
+    _current[:] = [settings]
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The variables that give a child process these settings; only what differs from the defaults."""
+    variables: dict[str, str] = {}
+    for path, value in leaves(settings.model_dump(mode="json", exclude_defaults=True)).items():
+        variables[variable(path)] = ",".join(sorted(value)) if isinstance(value, list) else _text(value)
+    return variables
+
+
+def variable(path: str) -> str:
+    """`api.port` -> `TRIVET_API__PORT`."""
+    return ENV_PREFIX + path.upper().replace(".", ENV_DELIMITER)
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"api": {"port": 1}} -> {"api.port": 1}."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def known() -> dict[str, str]:
+    """Path of every setting -> its meaning, in the tree's order."""
+    paths: dict[str, str] = {}
+    for name, field in Settings.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            paths |= {f"{name}.{key}": one.description or "" for key, one in section.model_fields.items()}
+        else:
+            paths[name] = field.description or ""
+    return paths
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _explain(error: Any) -> str:
+    path = ".".join(str(part) for part in error["loc"])
+    given = error.get("input")
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{path} ({variable(path)}): {message}; given: {given!r}"
+
+
+def _refuse_unknown_variables() -> None:
+    allowed = {variable(path) for path in known()} | {CONFIG_VARIABLE, f"{ENV_PREFIX}DEVICE", f"{ENV_PREFIX}HOME"}
+    unknown = sorted(name for name in os.environ if name.startswith(ENV_PREFIX) and name not in allowed)
+    if unknown:
+        raise SettingsError(f"unknown setting(s) in the environment: {', '.join(unknown)}; `trivet config` lists all")

@@ -1,0 +1,145 @@
+"""The API's side of the token stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Any
+
+import msgspec
+from redis.exceptions import RedisError
+
+from app import keys
+from app.errors import Failure, TokensLost
+from app.messages import Assignment, Batch, Delta
+
+log = logging.getLogger(__name__)
+
+
+class RequestStream:
+    """The deltas of one attempt of one request, in order and without holes."""
+
+    def __init__(self, request_id: str, attempt: int, workers: frozenset[Assignment]) -> None:
+        self.request_id = request_id
+        self.attempt = attempt
+        self.workers = workers
+        self._expected = 0
+        self._ready: deque[Delta] = deque()
+        self._wake: asyncio.Future[None] | None = None
+
+    def feed(self, delta: Delta) -> None:
+        """Take a delta from the channel; another attempt's and those seen before are dropped."""
+        if delta.attempt != self.attempt or delta.seq < self._expected:
+            return
+        if delta.seq > self._expected and delta.error is None:
+            lost = TokensLost(f"part {self._expected} of the answer was lost between worker and API")
+            delta = Delta(request=self.request_id, attempt=self.attempt, seq=delta.seq, error=lost.failure())
+        self._expected = delta.seq + 1
+        self._put(delta)
+
+    def fail(self, failure: Failure) -> None:
+        """End the stream with an error that does not come from its worker."""
+        self._put(Delta(request=self.request_id, attempt=self.attempt, seq=self._expected, error=failure))
+
+    async def get(self) -> list[Delta]:
+        """All deltas that have come since the last call, at least one. One reader at a time."""
+        if not self._ready:
+            self._wake = asyncio.get_running_loop().create_future()
+            try:
+                await self._wake
+            finally:
+                self._wake = None
+        deltas = list(self._ready)
+        self._ready.clear()
+        return deltas
+
+    def _put(self, delta: Delta) -> None:
+        self._ready.append(delta)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+
+class TokenReader:
+    """Reads the channel of this API process and hands each delta to its request. `redis` is an asyncio client."""
+
+    def __init__(self, redis: Any, api: str, replay_batches: int) -> None:
+        self._redis = redis
+        self._api = api
+        self._replay_batches = replay_batches
+        self._streams: dict[str, RequestStream] = {}
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._decoder = msgspec.json.Decoder(Batch)
+        self.subscribed = asyncio.Event()
+        self.gaps = 0
+
+    @property
+    def streams(self) -> list[RequestStream]:
+        return list(self._streams.values())
+
+    def open(self, request_id: str, attempt: int, workers: frozenset[Assignment]) -> RequestStream:
+        """Register a request before it is sent, so that no delta can come too early."""
+        stream = RequestStream(request_id, attempt, workers)
+        self._streams[request_id] = stream
+        return stream
+
+    def close(self, request_id: str) -> None:
+        self._streams.pop(request_id, None)
+
+    async def run(self) -> None:
+        """Read for ever. A lost connection is made again; what was missed shows as a gap and is refilled."""
+        channel = keys.tokens_channel(self._api)
+        while True:
+            try:
+                async with self._redis.pubsub(ignore_subscribe_messages=True) as subscription:
+                    await subscription.subscribe(channel)
+                    await subscription.get_message(timeout=1.0)
+                    self.subscribed.set()
+                    while True:
+                        message = await subscription.get_message(timeout=4.0)
+                        if message is not None:
+                            await self._take(self._decoder.decode(message["data"]))
+            except (RedisError, OSError) as error:
+                log.warning("token channel lost, subscribing again: %s", error)
+                await asyncio.sleep(0.2)
+
+    async def _take(self, batch: Batch) -> None:
+        source = (batch.worker, batch.incarnation)
+        last = self._numbers.get(source, 0)
+        # A tick repeats the last number: everything up to it should have been seen. A batch is itself the next one.
+        complete_to = batch.number if not batch.deltas else batch.number - 1
+        if complete_to > last:
+            await self._refill(source, last, complete_to)
+        self._numbers[source] = max(last, batch.number)
+        self._deliver(batch)
+
+    def _deliver(self, batch: Batch) -> None:
+        for delta in batch.deltas:
+            stream = self._streams.get(delta.request)
+            if stream is not None:
+                stream.feed(delta)
+
+    async def _refill(self, source: tuple[str, str], last: int, until: int) -> None:
+        """Deliver the batches last+1 .. until of one worker from the replay stream."""
+        self.gaps += 1
+        found = await self._replayed(source, last, until)
+        for batch in found:
+            self._deliver(batch)
+        log.warning("token gap from %s: batches %d to %d, refilled %d", source[0], last + 1, until, len(found))
+        if len({batch.number for batch in found}) < until - last:
+            self._fail_all(Assignment(worker=source[0], incarnation=source[1]))
+
+    async def _replayed(self, source: tuple[str, str], last: int, until: int) -> list[Batch]:
+        try:
+            entries = await self._redis.xrevrange(keys.replay(self._api), count=2 * self._replay_batches)
+        except (RedisError, OSError) as error:
+            log.error("the replay stream cannot be read: %s", error)
+            return []
+        batches = [self._decoder.decode(fields[b"batch"]) for _, fields in reversed(entries)]
+        return [b for b in batches if (b.worker, b.incarnation) == source and last < b.number <= until]
+
+    def _fail_all(self, worker: Assignment) -> None:
+        lost = TokensLost("part of the answer was lost between worker and API").failure()
+        for stream in self._streams.values():
+            if worker in stream.workers:
+                stream.fail(lost)

@@ -1,0 +1,109 @@
+"""The worker's side of the token stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from redis.exceptions import RedisError
+
+from app import keys
+from app.messages import Batch, Delta
+
+log = logging.getLogger(__name__)
+
+#: How long a batch is tried again while Redis is away, before its requests are given up.
+RETRY_FOR_S = 10.0
+#: How long after its last delta an API process still gets ticks.
+TICK_FOR_S = 60.0
+
+
+class _Channel:
+    """One API process: what waits to be sent, and the number of the last batch."""
+
+    __slots__ = ("active", "flushing", "number", "pending")
+
+    def __init__(self) -> None:
+        self.pending: list[Delta] = []
+        self.number = 0
+        self.active = time.monotonic()
+        self.flushing: asyncio.Task[None] | None = None
+
+
+class TokenWriter:
+    """Sends deltas. All that are put during one loop tick, which is one engine step, leave in one message.
+
+    `on_gone(api)` is called when nobody listens for an API process any more: its requests are to be dropped.
+    """
+
+    def __init__(
+        self, redis: Any, worker: str, incarnation: str, replay_batches: int, on_gone: Callable[[str], None]
+    ) -> None:
+        self._redis = redis
+        self._worker = worker
+        self._incarnation = incarnation
+        self._replay_batches = replay_batches
+        self._on_gone = on_gone
+        self._channels: dict[str, _Channel] = {}
+        self._encoder = msgspec.json.Encoder()
+
+    def put(self, api: str, delta: Delta) -> None:
+        """Queue a delta; never waits."""
+        channel = self._channels.setdefault(api, _Channel())
+        channel.pending.append(delta)
+        channel.active = time.monotonic()
+        if channel.flushing is None:
+            channel.flushing = asyncio.create_task(self._flush(api, channel))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until everything put so far has been sent."""
+        flushing = [channel.flushing for channel in self._channels.values() if channel.flushing is not None]
+        if flushing:
+            await asyncio.wait(flushing, timeout=timeout_s)
+
+    async def tick(self) -> None:
+        """Repeat the last batch number to every API process served lately, so that it notices a batch it missed."""
+        now = time.monotonic()
+        for api, channel in list(self._channels.items()):
+            if channel.flushing is not None or now - channel.active > TICK_FOR_S:
+                continue
+            batch = Batch(self._worker, self._incarnation, channel.number)
+            await self._redis.publish(keys.tokens_channel(api), self._encoder.encode(batch))
+
+    async def _flush(self, api: str, channel: _Channel) -> None:
+        try:
+            while channel.pending:
+                deltas, channel.pending = channel.pending, []
+                channel.number += 1
+                batch = Batch(self._worker, self._incarnation, channel.number, deltas)
+                if not await self._publish(api, self._encoder.encode(batch)):
+                    self._channels.pop(api, None)
+                    self._on_gone(api)
+                    return
+        finally:
+            channel.flushing = None
+
+    async def _publish(self, api: str, payload: bytes) -> bool:
+        """Publish and append to the replay stream. False: the API process is gone, or Redis has been for too long."""
+        until = time.monotonic() + RETRY_FOR_S
+        while True:
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.xadd(keys.replay(api), {"batch": payload}, maxlen=self._replay_batches, approximate=True)
+            pipe.expire(keys.replay(api), keys.REPLAY_TTL_S)
+            pipe.publish(keys.tokens_channel(api), payload)
+            try:
+                *_, listeners = await pipe.execute()
+                return bool(listeners) or await self._is_alive(api)
+            except (RedisError, OSError) as error:
+                if time.monotonic() >= until:
+                    log.error("tokens for API %s given up after %.0f s without Redis: %s", api, RETRY_FOR_S, error)
+                    return False
+                await asyncio.sleep(0.1)
+
+    async def _is_alive(self, api: str) -> bool:
+        """No listener may be a reconnect in progress; no lease means gone."""
+        return bool(await self._redis.exists(keys.api(api)))

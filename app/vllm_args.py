@@ -1,0 +1,22 @@
+"""Adapter to vLLM: engine flags, read by vLLM's own parser, so that names, values and errors are vLLM's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.settings import SettingsError
+
+
+def parse(model: str, given: list[str]) -> Any:
+    """vLLM's own parser over vLLM's own flags."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    if not model:
+        raise SettingsError("model (TRIVET_MODEL): name a model, as a local path or a hub name")
+    parser = FlexibleArgumentParser(exit_on_error=False)
+    AsyncEngineArgs.add_cli_args(parser)
+    try:
+        return AsyncEngineArgs.from_cli_args(parser.parse_args([*given, "--model", model]))
+    except (SystemExit, Exception) as error:
+        raise SettingsError(f"engine.args (TRIVET_ENGINE__ARGS): vLLM does not take {given!r}: {error}") from error

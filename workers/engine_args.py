@@ -1,0 +1,98 @@
+"""Adapter to vLLM: from Trivet's settings and a worker's roles to the arguments and environment of an engine."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from typing import Any
+
+import psutil
+
+from app import ports, torchvision_ops
+from app.roles import KVRole, Role, kv_role
+from app.settings import Settings
+from app.vllm_args import parse
+
+
+def prepare_environment(settings: Settings) -> None:
+    """Set what vLLM and UCX read from the environment. Must run before vLLM is imported; what the user set is kept."""
+    worker = settings.worker
+    if worker.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = worker.gpu
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = worker.side_channel_host
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports.reserve(worker.side_channel_host))
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # The program's own logging stays in force; vLLM's would replace it.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", settings.log_level)
+    torchvision_ops.define()
+
+
+def prepare_cpu(settings: Settings) -> None:
+    """Share a host's cores among its engines. vLLM's own binding gives every engine all of them."""
+    threads = max(1, len(os.sched_getaffinity(0)) // settings.engine.per_host)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    # One process less for each engine, and so half the start-up; thread binding, its one loss, is off anyway.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    if settings.worker.side_channel_host in ("127.0.0.1", "localhost"):
+        os.environ.setdefault("UCX_TLS", "tcp,shm,self")
+        os.environ.setdefault("UCX_NET_DEVICES", "lo")
+
+
+def flags(settings: Settings) -> list[str]:
+    """vLLM's flags for a worker of these roles: common ones first, so that those of a role win."""
+    engine, roles = settings.engine, settings.roles
+    parts = [engine.args]
+    for role, text in ((Role.ENCODE, engine.encode_args), (Role.PREFILL, engine.prefill_args), (Role.DECODE, engine.decode_args)):
+        if role in roles:
+            parts.append(text)
+    return [flag for part in parts for flag in shlex.split(part)]
+
+
+def build(settings: Settings) -> Any:
+    """vLLM's AsyncEngineArgs. Raises SettingsError when a flag is not one of vLLM's."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        prepare_cpu(settings)
+    args = parse(settings.model, flags(settings))
+    if current_platform.is_cpu():
+        _cpu_defaults(args, settings)
+    _transfer(args, settings)
+    _multimodal(args, settings)
+    return args
+
+
+def _cpu_defaults(args: Any, settings: Settings) -> None:
+    if args.distributed_executor_backend is None:
+        args.distributed_executor_backend = "uni"
+    if args.kv_cache_memory_bytes is None and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
+        # vLLM takes 92 % of the memory for each engine, which leaves none for the second.
+        args.kv_cache_memory_bytes = int(_memory_bytes() * 0.4 / settings.engine.per_host)
+
+
+def _memory_bytes() -> int:
+    return int(psutil.virtual_memory().available)
+
+
+def _transfer(args: Any, settings: Settings) -> None:
+    from vllm.config import KVTransferConfig
+    from vllm.platforms import current_platform
+
+    role = kv_role(settings.roles)
+    if role is KVRole.NONE or args.kv_transfer_config is not None:
+        return
+    args.kv_transfer_config = KVTransferConfig(
+        kv_connector="NixlConnector",
+        kv_role=role.value,
+        kv_buffer_device=current_platform.device_type,
+        # Recomputing on a worker that has no pixels would kill its engine.
+        kv_load_failure_policy="fail",
+        kv_connector_extra_config={"kv_lease_duration": settings.engine.kv_lease_s},
+    )
+
+
+def _multimodal(args: Any, settings: Settings) -> None:
+    if Role.DECODE not in settings.roles or Role.ENCODE not in settings.roles:
+        # A split request's items go from engine to engine; a cache hit would leave an item without its fields.
+        args.mm_processor_cache_gb = 0

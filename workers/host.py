@@ -1,0 +1,183 @@
+"""What a worker process holds: one engine, its connections, its registration, and the requests in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from app import cancellation, keys
+from app.media import RedisMediaStore
+from app.redis import connect, redacted, refuse_unsafe_broker, wait_until_up
+from app.registry import Registry, WorkerRecord
+from app.roles import KVRole, Role, kv_role
+from app.sender import TaskSender
+from app.settings import Settings
+from app.streaming import TokenWriter
+from workers import metrics
+from workers.engine import Engine
+from workers.jobs import Jobs
+from workers.kv_budget import KVBudget
+
+log = logging.getLogger(__name__)
+
+
+class MisconfiguredWorker(RuntimeError):
+    """The worker's settings contradict each other; it must not start."""
+
+
+class Host:
+    """Everything that the stages of this process share. Made by `start`, on the loop that runs them."""
+
+    engine: Engine
+    budget: KVBudget
+
+    def __init__(self, settings: Settings, worker_id: str, concurrency: int) -> None:
+        self.settings = settings
+        self.id = worker_id
+        self.incarnation = uuid.uuid4().hex[:12]
+        self.concurrency = concurrency
+        timeout = settings.redis.timeout_s
+        self.cache = connect(settings.redis.cache, timeout, name=f"trivet-{worker_id}")
+        self.broker = connect(settings.redis.broker_url, timeout, name=f"trivet-{worker_id}-send", connections=4)
+        self.registry = Registry(self.cache, settings.worker.lease_s)
+        self.media = RedisMediaStore(self.cache)
+        self.sender = TaskSender(self.broker)
+        self.jobs = Jobs()
+        self.tokens = TokenWriter(
+            self.cache, worker_id, self.incarnation, settings.stream.replay_batches, self.jobs.cancel_of
+        )
+        self.failed = asyncio.Event()
+        self.draining = False
+        self._started = time.time()
+        self._background: list[asyncio.Task[None]] = []
+        self._metrics_url = ""
+
+    async def connect(self) -> None:
+        """Fail early: no Redis, or a broker that may lose queues, is worth more than a minute of loading."""
+        await wait_until_up(self.broker, self.settings.redis)
+        await wait_until_up(self.cache, self.settings.redis)
+        await refuse_unsafe_broker(self.broker, self.settings.redis.broker_url)
+
+    async def start(self) -> None:
+        """Load the engine, which blocks this loop, then register. Until then the worker takes no task."""
+        check(self.settings)
+        await self.connect()
+        self.engine = Engine(self.settings, self.media)
+        tokens = self.engine.kv_tokens if kv_role(self.settings.roles) is KVRole.CONSUMER else 1 << 62
+        self.budget = KVBudget(tokens, self.engine.block_size)
+        self._metrics_url = metrics.serve(self.settings.worker.metrics_host)
+        await self.registry.announce(self.record())
+        self._background = [
+            self._spawn(self._heartbeat()),
+            self._spawn(cancellation.listen(self.cache, self.jobs.cancel, self.jobs.ids)),
+            self._spawn(self._watch_engine()),
+        ]
+        log.info(
+            "worker %s is ready: roles %s, model %s, %d KV tokens, Redis %s",
+            self.id,
+            ", ".join(sorted(self.settings.roles)),
+            self.settings.model,
+            self.engine.kv_tokens,
+            redacted(self.settings.redis.cache),
+        )
+
+    def record(self) -> WorkerRecord:
+        return WorkerRecord(
+            id=self.id,
+            incarnation=self.incarnation,
+            roles=self.settings.roles,
+            model=self.settings.served_name,
+            multimodal=self.settings.enable_multimodal,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            concurrency=self.concurrency,
+            metrics=self._metrics_url,
+            engine=self.engine.state(),
+            started=self._started,
+            in_flight=len(self.jobs),
+            draining=self.draining,
+        )
+
+    async def drain(self) -> None:
+        """Take no new request; those in flight go on, and the heartbeat with them."""
+        self.draining = True
+        await self.registry.announce(self.record())
+
+    def cancel_all(self) -> None:
+        """End what is in flight; each client is told that its worker went away."""
+        self.jobs.interrupt()
+
+    async def stop(self) -> None:
+        """Leave the registry, send what is left, stop the engine, close the connections."""
+        for task in self._background:
+            task.cancel()
+        await self.registry.remove(self.id)
+        await self.tokens.drain(2.0)
+        self.engine.shutdown()
+        await self.cache.aclose()
+        await self.broker.aclose()
+
+    def unplace(self, request_id: str) -> Coroutine[Any, Any, Any]:
+        """Give this worker's reservation for the request back, once its work has moved on."""
+        return self.cache.zrem(keys.load(self.id), request_id)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.worker.heartbeat_s)
+            try:
+                await self.registry.announce(self.record())
+                await self.tokens.tick()
+            except (RedisError, OSError) as error:
+                log.warning("heartbeat not delivered: %s", error)
+
+    async def _watch_engine(self) -> None:
+        while not self.engine.dead:
+            await asyncio.sleep(0.2)
+        log.critical("the engine of worker %s died; the worker ends so that it can be started anew", self.id)
+        self.failed.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._must_not_end)
+        return task
+
+    def _must_not_end(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or self.failed.is_set():
+            return
+        log.critical("a background task of worker %s ended: %r", self.id, task.exception())
+        self.failed.set()
+
+
+def check(settings: Settings) -> None:
+    """Raise MisconfiguredWorker for roles that the other settings forbid."""
+    roles = settings.roles
+    if Role.ENCODE in roles and not settings.enable_multimodal:
+        raise MisconfiguredWorker(
+            "a worker with the encode role takes media from clients, which needs consent: start it with --enable-multimodal "
+            "(TRIVET_ENABLE_MULTIMODAL=true), or without encode among its roles"
+        )
+    if roles == {Role.ENCODE}:
+        raise MisconfiguredWorker("a worker with the encode role alone has nothing to do: add prefill to its roles")
+
+
+_host: Host | None = None
+
+
+def install(host: Host) -> None:
+    global _host
+    _host = host
+
+
+def current() -> Host:
+    """This process's host. Raises RuntimeError when the process is not a started worker."""
+    if _host is None:
+        raise RuntimeError("no engine in this process: stages run only in `celery -A app.celery worker`")
+    return _host

@@ -1,0 +1,39 @@
+"""Adapter to vLLM: its RequestOutput -> `Delta`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from app.errors import EngineFailed
+from app.messages import Delta, TokenLogprob
+
+
+def delta(output: Any, request_id: str, attempt: int, seq: int) -> Delta:
+    """One step's output of a request with n=1. Raises EngineFailed when the engine gave the request up."""
+    (completion,) = output.outputs
+    if completion.finish_reason == "error":
+        raise EngineFailed("the engine could not finish the request (see the worker's log)")
+    if completion.finish_reason == "abort":
+        raise EngineFailed("the engine aborted the request")
+    first = seq == 0
+    return Delta(
+        request=request_id,
+        attempt=attempt,
+        seq=seq,
+        token_ids=list(completion.token_ids),
+        text=completion.text,
+        logprobs=None if completion.logprobs is None else [_position(one) for one in completion.logprobs],
+        prompt_logprobs=_prompt_logprobs(output.prompt_logprobs) if first else None,
+        cached_tokens=output.num_cached_tokens if first else None,
+        finish_reason=completion.finish_reason,
+        stop_reason=completion.stop_reason,
+    )
+
+
+def _position(candidates: Any) -> list[TokenLogprob]:
+    return [TokenLogprob(token, one.logprob, one.rank, one.decoded_token) for token, one in candidates.items()]
+
+
+def _prompt_logprobs(positions: Iterable[Any] | None) -> list[list[TokenLogprob] | None] | None:
+    return None if positions is None else [None if one is None else _position(one) for one in positions]

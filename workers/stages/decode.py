@@ -1,0 +1,61 @@
+"""Decode: generate and stream. A worker that prefills too runs the whole request here."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from app.errors import InvalidRequest, KVLeaseExpired
+from app.messages import DecodeTask, Delta, RenderedPrompt
+from workers.host import Host
+
+
+async def run(host: Host, task: DecodeTask) -> None:
+    from workers import outputs, rendered
+
+    engine_input, ids = await _input(host, task)
+    extras: dict[str, Any] = {"prompt_token_ids": ids, "media_tokens": rendered.media_tokens(engine_input) or None}
+    async with host.budget.reserve(_reach(host, task, engine_input)):
+        kv = _blocks(task)
+        seq = 0
+        async for output in host.engine.generate(engine_input, task, kv):
+            delta = outputs.delta(output, task.request_id, task.attempt, seq)
+            if seq == 0:
+                _attach(delta, extras)
+            host.tokens.put(task.api, delta)
+            seq += 1
+
+
+async def refuse(host: Host, task: DecodeTask) -> None:
+    """The request is over before it began here: let the prefill worker have its blocks back."""
+    if task.kv is not None:
+        await host.engine.reject(task.request_id, task.kv.params)
+
+
+async def _input(host: Host, task: DecodeTask) -> tuple[Any, list[int] | None]:
+    """The engine's input, and the prompt's tokens if the API does not know them yet."""
+    if isinstance(task.prompt, RenderedPrompt):
+        return host.engine.input_of(task.prompt), task.prompt.token_ids if task.prompt.items else None
+    engine_input = await host.engine.render(task.prompt)
+    return engine_input, list(engine_input["prompt_token_ids"]) if task.prompt.media else None
+
+
+def _reach(host: Host, task: DecodeTask, engine_input: Any) -> int:
+    """The most tokens that the request can come to hold in the KV cache."""
+    answer = task.params.get("max_tokens") or host.engine.max_model_len
+    return min(len(engine_input["prompt_token_ids"]) + int(answer), host.engine.max_model_len)
+
+
+def _blocks(task: DecodeTask) -> dict[str, Any] | None:
+    if task.kv is None:
+        return None
+    if task.params.get("prompt_logprobs") is not None:
+        raise InvalidRequest("prompt_logprobs needs a worker that prefills and decodes", param="prompt_logprobs")
+    if time.time() > task.kv.expires_at:
+        raise KVLeaseExpired("the request waited longer for its decode worker than prefilled KV blocks are kept")
+    return task.kv.params
+
+
+def _attach(delta: Delta, extras: dict[str, Any]) -> None:
+    for name, value in extras.items():
+        setattr(delta, name, value)

@@ -1,0 +1,100 @@
+"""The Celery tasks: a stage each, with what all stages have in common around it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from app import cancellation, errors
+from app.celery import DECODE_TASK, PREFILL_TASK, app
+from app.messages import DecodeTask, Delta, PrefillTask, StageTask
+from workers import bootstep
+from workers.aiotask import AioTask
+from workers.host import Host, current
+from workers.stages import decode as decode_stage
+from workers.stages import prefill as prefill_stage
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=StageTask)
+Stage = Callable[[Host, T], Awaitable[None]]
+
+bootstep.install(app)
+
+
+@app.task(base=AioTask, name=PREFILL_TASK)  # type: ignore[untyped-decorator]
+async def prefill(message: dict[str, Any]) -> None:
+    """Run a PrefillTask: fill the KV cache with the prompt and enqueue the decode task."""
+    host = current()
+    task = _parse(host, PrefillTask, message)
+    if task is not None and not await _is_over(host, task):
+        await _run(host, task, prefill_stage.run)
+
+
+@app.task(base=AioTask, name=DECODE_TASK)  # type: ignore[untyped-decorator]
+async def decode(message: dict[str, Any]) -> None:
+    """Run a DecodeTask: generate, and stream the deltas to the API process that asked."""
+    host = current()
+    task = _parse(host, DecodeTask, message)
+    if task is None:
+        return
+    if await _is_over(host, task):
+        await decode_stage.refuse(host, task)
+    else:
+        await _run(host, task, decode_stage.run)
+
+
+def _parse(host: Host, kind: type[T], message: dict[str, Any]) -> T | None:
+    """The validated message; None, with an answer to the API where one can be given, if it is not one."""
+    try:
+        return kind.model_validate(message)
+    except ValidationError as error:
+        details = [(one["loc"], one["type"]) for one in error.errors(include_input=False, include_url=False)]
+        log.error("a %s message that is none (another version of Trivet?): %s", kind.__name__, details)
+        request_id, api = message.get("request_id"), message.get("api")
+        if isinstance(request_id, str) and isinstance(api, str):
+            failure = errors.EngineFailed("the worker does not understand the task; are all parts of one version?")
+            host.tokens.put(api, Delta(request=request_id, attempt=0, seq=0, error=failure.failure()))
+        return None
+
+
+async def _is_over(host: Host, task: StageTask) -> bool:
+    """Cancelled, or past its deadline, while it waited in the queue."""
+    return time.time() >= task.deadline or await cancellation.is_cancelled(host.cache, task.request_id)
+
+
+async def _run(host: Host, task: T, stage: Stage[T]) -> None:
+    """Run the stage within the deadline; a cancelled request needs no answer, a failed one gets its error."""
+    with host.jobs.running(task.request_id, task.api):
+        try:
+            async with asyncio.timeout(task.deadline - time.time()):
+                await stage(host, task)
+        except asyncio.CancelledError:
+            if not host.jobs.was_cancelled(task.request_id):
+                _fail(host, task, errors.WorkerLost("the worker is shutting down"))
+                raise
+            log.info("request %s cancelled", task.request_id)
+        except TimeoutError:
+            _fail(host, task, errors.DeadlineExceeded("the request's deadline passed"))
+        except errors.TrivetError as error:
+            log.info("request %s: %s: %s", task.request_id, error.code, error.message)
+            _fail(host, task, error)
+        except Exception as error:
+            log.exception("request %s failed", task.request_id)
+            _fail(host, task, errors.EngineFailed(f"the worker failed ({type(error).__name__}; see its log)"))
+
+
+def _fail(host: Host, task: StageTask, error: errors.TrivetError) -> None:
+    """Answer with the error. Its number is beyond any that the stage used, so that it is never taken for a duplicate."""
+    host.tokens.put(
+        task.api, Delta(request=task.request_id, attempt=task.attempt, seq=ERROR_SEQ, error=error.failure())
+    )
+
+
+#: Sequence number of an error delta: ends the request whatever came before.
+ERROR_SEQ = 1 << 31
