@@ -25,10 +25,15 @@ _EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 
 def envelope(task: str, message: StageTask, queue: str, summary: str) -> bytes:
-    """The message for `task`. `summary` is what Flower shows instead of the arguments: never a prompt."""
-    task_id = str(uuid.uuid4())
-    body = orjson.dumps([[], {"message": message.model_dump(mode="json")}, _EMBED])
+    """The message for a stage's task, which a worker drops unseen after the request's deadline."""
     expires = datetime.fromtimestamp(message.deadline, UTC).isoformat()
+    return envelope_of(task, {"message": message.model_dump(mode="json")}, queue, summary, expires)
+
+
+def envelope_of(task: str, kwargs: dict[str, Any], queue: str, summary: str, expires: str | None = None) -> bytes:
+    """The message for any task. `summary` is what Flower shows instead of the arguments: never a prompt."""
+    task_id = str(uuid.uuid4())
+    body = orjson.dumps([[], kwargs, _EMBED])
     headers: dict[str, Any] = {
         "lang": "py", "task": task, "id": task_id, "shadow": None, "eta": None, "expires": expires,
         "group": None, "group_index": None, "retries": 0, "timelimit": [None, None], "root_id": task_id, "parent_id": None,
@@ -89,7 +94,7 @@ class TaskSender:
             pipe.lpush(queue, message)
         try:
             answers: list[Any] = await pipe.execute(raise_on_error=False)
-        except (RedisError, OSError) as error:
+        except Exception as error:  # whatever it is, its senders wait for it
             answers = [error] * len(batch)
         for (_, _, sent), answer in zip(batch, answers, strict=True):
             if sent.done():

@@ -75,6 +75,8 @@ class EngineSettings(Section):
     """Engines that share this host: the program divides cores and, on the CPU, memory by it. `trivet up` sets it."""
     kv_lease_s: float = Field(120.0, ge=10)
     """How long a prefill worker keeps KV blocks that no decode worker has read."""
+    nixl_progress_delay_us: int = Field(100, ge=0)
+    """Sleep of NIXL's progress thread between two looks, in microseconds; 0 spins, which takes a whole core for each engine."""
     start_timeout_s: float = Field(1800.0, gt=0)
     """Longest start of an engine, loading and compiling included."""
 
@@ -230,10 +232,15 @@ def use(settings: Settings) -> None:
     _current[:] = [settings]
 
 
-def environment(settings: Settings) -> dict[str, str]:
-    """The variables that give a child process these settings; only what differs from the defaults."""
+def environment(settings: Settings, *, everything: bool = False) -> dict[str, str]:
+    """The variables that give a child process these settings: what differs from the defaults, or `everything`.
+
+    With everything no settings file of the child's can differ; what is None has no variable.
+    """
     variables: dict[str, str] = {}
-    for path, value in leaves(settings.model_dump(mode="json", exclude_defaults=True)).items():
+    for path, value in leaves(settings.model_dump(mode="json", exclude_defaults=not everything)).items():
+        if value is None:
+            continue
         variables[variable(path)] = ",".join(sorted(value)) if isinstance(value, list) else _text(value)
     return variables
 

@@ -12,6 +12,7 @@ from app import ports, torchvision_ops
 from app.roles import KVRole, Role, kv_role
 from app.settings import Settings
 from app.vllm_args import parse
+from workers import nixl_progress
 
 
 def prepare_environment(settings: Settings) -> None:
@@ -21,6 +22,8 @@ def prepare_environment(settings: Settings) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = worker.gpu
     os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = worker.side_channel_host
     os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports.reserve(worker.side_channel_host))
+    if kv_role(settings.roles) is not KVRole.NONE:
+        os.environ[nixl_progress.VARIABLE] = str(settings.engine.nixl_progress_delay_us)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # The program's own logging stays in force; vLLM's would replace it.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", settings.log_level)

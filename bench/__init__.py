@@ -1,0 +1,1 @@
+"""Side-by-side benchmarks; README.md says how each figure was made."""

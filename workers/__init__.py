@@ -1,0 +1,1 @@
+"""The worker side: stages, engine, and the pool that runs them."""
