@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.errors import Failure
 
@@ -12,8 +13,15 @@ from app.errors import Failure
 class RequestContext:
     """`deadline` is in unix seconds. `failure` is what ended the request, for the route to put into words."""
 
+    request_id: str
     deadline: float
     failure: Failure | None = None
+    on_close: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+
+    async def close(self) -> None:
+        """Stop whatever still runs for the request."""
+        for close in self.on_close:
+            await close()
 
 
 _current: ContextVar[RequestContext] = ContextVar("request_context")

@@ -18,7 +18,7 @@ class ClientGone(Exception):
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves; then ClientGone. The body must have been read."""
+    """The result of `work`. ClientGone, and `work` cancelled, when the client leaves. The body must have been read."""
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnected(request))
     try:

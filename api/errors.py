@@ -16,8 +16,14 @@ from app.errors import Failure, InvalidRequest, TrivetError
 
 log = logging.getLogger(__name__)
 
+#: Bytes of a message and of a field's path; JSON's escapes can double them.
 MAX_MESSAGE = 1000
+MAX_PATH = 200
+#: Fields with longer names are no fields of ours but a client's own keys.
+MAX_NAME = 64
 MAX_DETAILS = 5
+#: Steps of a path that pydantic adds and no client wrote.
+TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict", "body"})
 #: Statuses that openai's clients would try again although the same request will fail again.
 NOT_WORTH_RETRYING = frozenset({500, 504})
 
@@ -27,7 +33,8 @@ def body(failure: Failure) -> bytes:
     kind = "invalid_request_error" if failure.status < 500 and failure.status != 429 else "server_error"
     if failure.status == 429:
         kind = "rate_limit_error"
-    error = {"message": failure.message[:MAX_MESSAGE], "type": kind, "param": failure.param, "code": failure.code}
+    param = None if failure.param is None else _cut(failure.param, MAX_PATH)
+    error = {"message": _cut(failure.message, MAX_MESSAGE), "type": kind, "param": param, "code": failure.code}
     return orjson.dumps({"error": error})
 
 
@@ -47,21 +54,27 @@ def frame(failure: Failure) -> str:
 
 def invalid(error: ValidationError | RequestValidationError) -> Failure:
     """A failed validation, by field. The input is left out: pydantic would repeat it once for each error."""
-    details = error.errors() if isinstance(error, RequestValidationError) else error.errors(include_input=False, include_url=False)
+    details = error.errors() if isinstance(error, RequestValidationError) else error.errors(include_input=False)
     texts = [f"{_path(one['loc'])}: {one['msg'][:200]}" for one in details[:MAX_DETAILS]]
     more = f" (and {len(details) - MAX_DETAILS} more)" if len(details) > MAX_DETAILS else ""
     return Failure(400, InvalidRequest.code, "; ".join(texts) + more, _path(details[0]["loc"]))
 
 
 def _path(loc: tuple[Any, ...]) -> str:
-    """("messages", 0, "UserMessage", "content") -> messages[0].content: pydantic's own names of union members are no fields."""
+    """("messages", 0, "UserMessage", "content") -> messages[0].content: names of union members are no fields."""
     path = ""
     for part in loc:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool", "list", "dict", "body"):
+        elif part.isidentifier() and part.islower() and len(part) <= MAX_NAME and part not in TYPE_NAMES:
             path += f".{part}" if path else part
-    return path or "body"
+    return path[:MAX_PATH] or "body"
+
+
+def _cut(text: str, limit: int) -> str:
+    """At most `limit` bytes, without what JSON writes as an escape of six."""
+    printable = "".join(char if char.isprintable() or char == "\n" else " " for char in text[:limit])
+    return printable.encode()[:limit].decode(errors="ignore")
 
 
 def install(app: FastAPI) -> None:
@@ -81,8 +94,12 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> Response:
+        if isinstance(error.__cause__, TrivetError):  # what FastAPI makes of one while it reads a body
+            return response(error.__cause__.failure())
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-        return response(Failure(error.status_code, code, str(error.detail)))
+        answer = response(Failure(error.status_code, code, str(error.detail)))
+        answer.headers.update(error.headers or {})  # Allow, of a 405
+        return answer
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> Response:

@@ -1,6 +1,7 @@
 """Media intake: every media part of a request passes here, and leaves as a reference.
 
-Runs before vLLM's request model sees the body, so that a refusal names the field and no megabyte of base64 is validated twice.
+Runs before vLLM's request model sees the body, so that a refusal names the field and no megabyte of base64 is validated
+twice.
 """
 
 from __future__ import annotations

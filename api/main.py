@@ -37,7 +37,9 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 def create() -> FastAPI:
     logs.configure(settings.current().log_level)
-    made = FastAPI(title="Trivet", description="OpenAI-compatible API over encode, prefill and decode workers.", lifespan=lifespan)
+    made = FastAPI(
+        title="Trivet", description="OpenAI-compatible API over encode, prefill and decode workers.", lifespan=lifespan
+    )
     # Outermost last: the id is there for every answer, refusals included.
     made.add_middleware(BodyLimit, max_bytes=lambda: int(settings.current().api.max_body_mb * 1e6))
     made.add_middleware(RequestId)

@@ -6,7 +6,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 REGISTRY = CollectorRegistry()
 
-REQUESTS = Counter("trivet_requests", "Requests by outcome: ok, cancelled, or the error's code.", ["outcome"], registry=REGISTRY)
+REQUESTS = Counter(
+    "trivet_requests", "Requests by outcome: ok, cancelled, or the error's code.", ["outcome"], registry=REGISTRY
+)
 IN_FLIGHT = Gauge("trivet_requests_in_flight", "Requests being served.", registry=REGISTRY)
 FIRST_FRAME = Histogram(
     "trivet_time_to_first_frame_seconds",
@@ -21,9 +23,10 @@ DURATION = Histogram(
     registry=REGISTRY,
 )
 WORKERS = Gauge("trivet_workers", "Live workers by role.", ["role"], registry=REGISTRY)
-TOKEN_GAPS = Gauge("trivet_token_gaps", "Gaps in the token stream that were refilled or ended a request.", registry=REGISTRY)
+TOKEN_GAPS = Gauge(
+    "trivet_token_gaps", "Gaps in the token stream that were refilled or ended a request.", registry=REGISTRY
+)
 
 
 def render() -> bytes:
     return generate_latest(REGISTRY)
-

@@ -13,6 +13,8 @@ from api import errors
 from app.errors import BodyTooLarge
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+#: Of a declared length: more are no size, and Python refuses to read thousands.
+MAX_DIGITS = 18
 
 
 class RequestId:
@@ -48,7 +50,7 @@ class BodyLimit:
             return await self._app(scope, receive, send)
         limit = self._max_bytes()
         declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > limit:
+        if declared.isdigit() and (len(declared) > MAX_DIGITS or int(declared) > limit):
             return await _refuse(limit)(scope, receive, send)
         read = 0
 

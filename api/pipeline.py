@@ -23,6 +23,9 @@ from app.streaming import RequestStream, TokenReader
 
 log = logging.getLogger(__name__)
 
+#: How long the clean-up after a request is tried again while Redis is away.
+CLEAN_UP_FOR_S = 30.0
+
 
 @dataclass(frozen=True)
 class Job:
@@ -41,7 +44,14 @@ class Pipeline:
     """Runs jobs. Knows routers, queues and token streams; neither HTTP nor vLLM."""
 
     def __init__(
-        self, api: str, model: str, fleet: FleetView, router: Router, sender: TaskSender, reader: TokenReader, redis: Any
+        self,
+        api: str,
+        model: str,
+        fleet: FleetView,
+        router: Router,
+        sender: TaskSender,
+        reader: TokenReader,
+        redis: Any,
     ) -> None:
         self._api = api
         self._model = model
@@ -55,7 +65,8 @@ class Pipeline:
     async def stream(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         """The job's deltas, in order; several at once when the reader has fallen behind.
 
-        Raises NoWorker, BrokerUnavailable, or RemoteFailure with whatever ended the job. A caller that stops early cancels it.
+        Raises NoWorker, BrokerUnavailable, or RemoteFailure with whatever ended the job. A caller that stops early
+        cancels it.
         """
         plan = await self._router.plan(self._fleet.now, Ask(job.request_id, job.deadline, bool(job.prompt.media)))
         stream = self._reader.open(job.request_id, 0, frozenset(plan.workers))
@@ -116,12 +127,18 @@ class Pipeline:
             await self._sender.send(PREFILL_TASK, PrefillTask(prompt=job.prompt, **common), queue, tokens)
 
     async def _end(self, plan: Plan, request_id: str, *, cancel: bool) -> None:
-        try:
-            if cancel:
-                await cancellation.cancel(self._redis, request_id)
-            await self._router.release(plan, request_id)
-        except (RedisError, OSError) as error:
-            log.warning("request %s: clean-up failed, its reservation ends with its deadline: %s", request_id, error)
+        """Clean up, trying again while Redis is away: what it may have queued must not run for nobody."""
+        until = time.monotonic() + CLEAN_UP_FOR_S
+        while True:
+            try:
+                if cancel:
+                    await cancellation.cancel(self._redis, request_id)
+                return await self._router.release(plan, request_id)
+            except (RedisError, OSError) as error:
+                if time.monotonic() >= until:
+                    log.error("request %s was not cleaned up and ends with its deadline: %s", request_id, error)
+                    return
+            await asyncio.sleep(0.5)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

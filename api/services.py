@@ -44,7 +44,9 @@ class Services:
         self.broker = connect(settings.redis.broker_url, timeout, name=f"trivet-api-{self.id}-send", connections=8)
         self.reader = TokenReader(self.cache, self.id, settings.stream.replay_batches)
         self.fleet = FleetView(
-            Registry(self.cache, settings.worker.lease_s), settings.served_name, lambda gone: self.pipeline.worker_lost(gone)
+            Registry(self.cache, settings.worker.lease_s),
+            settings.served_name,
+            lambda gone: self.pipeline.worker_lost(gone),
         )
         self.pipeline = Pipeline(
             self.id,
@@ -89,7 +91,13 @@ class Services:
         await self.broker.aclose()
 
     async def _announce(self) -> None:
-        record = {"id": self.id, "host": socket.gethostname(), "pid": os.getpid(), "in_flight": self.in_flight, "at": time.time()}
+        record = {
+            "id": self.id,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "in_flight": self.in_flight,
+            "at": time.time(),
+        }
         await self.cache.set(keys.api(self.id), json.dumps(record), px=int(self.settings.api.lease_s * 1000))
 
     async def _heartbeat(self) -> None:

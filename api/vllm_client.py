@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -75,30 +75,9 @@ class PipelineClient(EngineClient):
             reasoning_ended=reasoning_ended,
             reasoning_parser_kwargs=reasoning_parser_kwargs,
         )
-        return self._outputs(context, job, sampling_params, request_id)
-
-    async def _outputs(
-        self, context: RequestContext, job: Job, params: SamplingParams, request_id: str
-    ) -> AsyncGenerator[RequestOutput, None]:
-        streams = [self._pipeline.stream(one) for one in _choices(job, params)]
-        steps = interleave(streams) if len(streams) > 1 else _one(streams[0])
-        whole = params.output_kind == RequestOutputKind.FINAL_ONLY
-        ended: dict[int, RequestOutput] = {}
-        try:
-            async for index, deltas in steps:
-                output = _output(request_id, job, index, deltas)
-                if deltas[-1].final:
-                    ended[index] = output
-                if not whole:
-                    output.finished = len(ended) == params.n
-                    yield output
-        except TrivetError as error:
-            context.failure = error.failure()
-            raise PipelineError(error) from error
-        finally:
-            await steps.aclose()
-        if whole:
-            yield _joined([ended[index] for index in sorted(ended)])
+        outputs = Outputs(self._pipeline, context, job, sampling_params, request_id)
+        context.on_close.append(outputs.aclose)
+        return outputs  # type: ignore[return-value]  # vLLM only iterates over it
 
     async def get_supported_tasks(self) -> tuple[Any, ...]:
         return ("generate",)
@@ -121,6 +100,63 @@ class PipelineClient(EngineClient):
 
     def shutdown(self, timeout: float | None = None) -> None:
         self.renderer.shutdown()
+
+
+class Outputs:
+    """What `generate` answers. vLLM iterates over RequestOutputs; the fast lane takes the deltas themselves.
+
+    `media_tokens` is filled with the first output: the API does not know how many tokens a medium takes, the worker does.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, context: RequestContext, job: Job, params: SamplingParams, request_id: str
+    ) -> None:
+        self.job = job
+        self.media_tokens: dict[str, int] = {}
+        self._pipeline = pipeline
+        self._context = context
+        self._params = params
+        self._request_id = request_id
+        self._open: list[AsyncGenerator[Any, None]] = []
+
+    def deltas(self) -> AsyncGenerator[list[Delta], None]:
+        """The only choice's deltas, as they come."""
+        steps = self._pipeline.stream(_choices(self.job, self._params)[0])
+        self._open.append(steps)
+        return steps
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        outputs = self._outputs()
+        self._open.append(outputs)
+        return outputs
+
+    async def aclose(self) -> None:
+        """Stop the request, if it has not ended."""
+        for one in reversed(self._open):
+            await one.aclose()
+
+    async def _outputs(self) -> AsyncGenerator[RequestOutput, None]:
+        choices = _choices(self.job, self._params)
+        streams = [self._pipeline.stream(one) for one in choices]
+        steps = interleave(streams) if len(streams) > 1 else _one(streams[0])
+        whole = self._params.output_kind == RequestOutputKind.FINAL_ONLY
+        ended: dict[int, RequestOutput] = {}
+        try:
+            async for index, deltas in steps:
+                self.media_tokens.update(deltas[0].media_tokens or {})
+                output = _output(self._request_id, self.job, index, deltas)
+                if deltas[-1].final:
+                    ended[index] = output
+                if not whole:
+                    output.finished = len(ended) == len(choices)
+                    yield output
+        except TrivetError as error:
+            self._context.failure = error.failure()
+            raise PipelineError(error) from error
+        finally:
+            await steps.aclose()
+        if whole:
+            yield _joined([ended[index] for index in sorted(ended)])
 
 
 def _needs_an_engine(name: str) -> Any:

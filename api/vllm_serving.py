@@ -17,11 +17,11 @@ class Serving:
 
     def __init__(self, settings: Settings, pipeline: Pipeline) -> None:
         config = _config(settings)
-        from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
         from vllm.entrypoints.openai.models.protocol import BaseModelPath
         from vllm.entrypoints.openai.models.serving import OpenAIServingModels
         from vllm.renderers.online_renderer import OnlineRenderer
 
+        from api.vllm_chat import Chat
         from api.vllm_client import PipelineClient
 
         self._name = settings.served_name
@@ -30,7 +30,7 @@ class Serving:
         template: dict[str, Any] = {"chat_template": None, "chat_template_content_format": "auto"}
         renderer = OnlineRenderer(config.model_config, self.client.renderer, request_logger=None, **template)
         renderer.warmup()
-        self._chat = OpenAIServingChat(
+        self._chat = Chat(
             self.client,
             self.models,
             "assistant",
@@ -44,11 +44,11 @@ class Serving:
     def max_model_len(self) -> int:
         return int(self.client.model_config.max_model_len)
 
-    def chat_request(self, body: dict[str, Any]) -> Any:
+    def chat_request(self, body: dict[str, Any], request_id: str) -> Any:
         """vLLM's request model. Raises pydantic's ValidationError, or ModelNotFound."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-        request = ChatCompletionRequest.model_validate(body)
+        request = ChatCompletionRequest.model_validate({**body, "request_id": request_id})
         if request.model and request.model != self._name:
             raise ModelNotFound(f"the model does not exist; this server has: {self._name}", param="model")
         return request

@@ -28,7 +28,27 @@ from bench import load, sse_client, stack
 from bench.inprocess import TASK
 
 #: Words of the tiny model's vocabulary, so that a prompt has about as many tokens as words.
-WORDS = "what is in this image describe the video in detail a red circle a blue square a green triangle".split()
+WORDS = [
+    "what",
+    "is",
+    "in",
+    "this",
+    "image",
+    "describe",
+    "the",
+    "video",
+    "in",
+    "detail",
+    "a",
+    "red",
+    "circle",
+    "a",
+    "blue",
+    "square",
+    "a",
+    "green",
+    "triangle",
+]
 
 
 @dataclass
@@ -51,7 +71,9 @@ class Bench:
         rng = random.Random(7)
         self._texts = [" ".join(rng.choices(WORDS, k=args.prompt_tokens)) for _ in range(64)]
         self._prompts = [
-            tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False)
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
+            )
             for text in self._texts
         ]
 
@@ -59,7 +81,9 @@ class Bench:
         answer = f"bench:{uuid.uuid4().hex}"
         params = {"max_tokens": self._args.output_tokens, "temperature": 0.0, "ignore_eos": True, "output_kind": 1}
         message = {"answer": answer, "prompts": self._prompts, "params": params, "shape": shape}
-        await self._redis.lpush(keys.worker_queue(Role.DECODE, "agg@bench"), envelope_of(TASK, message, "decode.agg@bench", "bench"))
+        await self._redis.lpush(
+            keys.worker_queue(Role.DECODE, "agg@bench"), envelope_of(TASK, message, "decode.agg@bench", "bench")
+        )
         until = time.monotonic() + 600
         while (found := await self._redis.get(answer)) is None:
             if time.monotonic() > until:
@@ -87,7 +111,7 @@ class Bench:
 
     async def measure(self, concurrency: int) -> Samples:
         samples = Samples()
-        shape = {"requests": max(20, concurrency * 3), "concurrency": concurrency}
+        shape = {"requests": max(self._args.requests, concurrency * 3), "concurrency": concurrency}
         for number in range(-1, self._args.rounds):
             if number % 2:
                 (http, cpu), direct = await self.http(shape), await self.inprocess(shape)
@@ -104,13 +128,18 @@ class Bench:
         return samples
 
     async def run(self) -> None:
-        print("| in flight | tokens/s in process | through HTTP | ratio | added TTFT p50 ms | added TTFT p99 ms | API CPU us/token |")
+        print(
+            "| in flight | tokens/s in process | through HTTP | ratio | added TTFT p50 ms | added TTFT p99 ms | API CPU us/token |"
+        )
         print("| --- | --- | --- | --- | --- | --- | --- |")
         for concurrency in (int(one) for one in self._args.concurrency.split(",")):
             s = await self.measure(concurrency)
             columns = (s.inprocess, s.http, s.ratio, s.added_p50, s.added_p99, s.api_cpu)
             digits = (0, 0, 2, 1, 1, 0)
-            print(f"| {concurrency} | " + " | ".join(_spread(c, d) for c, d in zip(columns, digits, strict=True)) + " |", flush=True)
+            print(
+                f"| {concurrency} | " + " | ".join(_spread(c, d) for c, d in zip(columns, digits, strict=True)) + " |",
+                flush=True,
+            )
         await self._redis.aclose()
 
 
@@ -123,8 +152,9 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--concurrency", default="1,16,64")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=20, help="at least so many a round")
     parser.add_argument("--prompt-tokens", type=int, default=100)
-    parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument("--output-tokens", type=int, default=128)
     parser.add_argument("--engine-args", default=stack.CPU_FLAGS)
     args = parser.parse_args()
     from transformers import AutoTokenizer

@@ -62,8 +62,13 @@ def running(model: str, flags: str) -> Iterator[Stack]:
             stack.callback(_stop, child)
             return psutil.Process(child.pid)
 
-        start("redis", [get_binary_path(), *shlex.split(f"--port {redis_port} --bind 127.0.0.1 --save '' --appendonly no")])
-        celery = "-m celery -A app.celery worker -n agg@bench --include bench.inprocess --without-gossip --without-mingle"
+        start(
+            "redis",
+            [get_binary_path(), *shlex.split(f"--port {redis_port} --bind 127.0.0.1 --save '' --appendonly no")],
+        )
+        celery = (
+            "-m celery -A app.celery worker -n agg@bench --include bench.inprocess --without-gossip --without-mingle"
+        )
         worker = start("worker", [sys.executable, *celery.split()])
         api = start("api", [sys.executable, *f"-m uvicorn api.main:app --port {api_port} --no-access-log".split()])
         try:

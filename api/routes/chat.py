@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, TypeGuard
 
 import orjson
 from fastapi import APIRouter, Request
@@ -27,7 +27,8 @@ ERROR_FRAME = 'data: {"error"'
 #: What servers log for a client that closed its connection; nobody receives it.
 CLIENT_CLOSED_REQUEST = 499
 
-Frames = AsyncGenerator[str, None]
+#: vLLM's frames are text, those of the fast lane are bytes already.
+Frames = AsyncGenerator[str | bytes, None]
 
 
 @router.post("/v1/chat/completions")
@@ -37,7 +38,7 @@ async def chat_completions(request: Request) -> Response:
     Errors are OpenAI's error object. The header `X-Request-Timeout` (seconds) shortens the server's deadline.
     """
     services: Services = request.app.state.services
-    asked = RequestContext(_deadline(services, request))
+    asked = RequestContext(request.state.request_id, _deadline(services, request))
     ticket = Ticket(services)
     try:
         body = await _json_object(request)
@@ -48,19 +49,25 @@ async def chat_completions(request: Request) -> Response:
             return answer
         first, frames = answer
         ticket.first_frame()
-        return StreamingResponse(_stream(first, frames, asked, ticket), headers=STREAM_HEADERS, media_type="text/event-stream")
+        return StreamingResponse(
+            _stream(first, frames, asked, ticket), headers=STREAM_HEADERS, media_type="text/event-stream"
+        )
     except ClientGone:
         ticket.close("cancelled")
+        await asked.close()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     except BaseException as error:
         ticket.close(getattr(error, "code", "cancelled"))
+        await asked.close()
         raise
 
 
-async def _answer(services: Services, asked: RequestContext, body: dict[str, Any]) -> Response | tuple[str, Frames]:
+async def _answer(
+    services: Services, asked: RequestContext, body: dict[str, Any]
+) -> Response | tuple[str | bytes, Frames]:
     """A whole response, or the first frame and those to come. An error that comes before any token has its own status."""
     await services.intake.admit(body)
-    request = services.serving.chat_request(body)
+    request = services.serving.chat_request(body, asked.request_id)
     try:
         answer = await services.serving.chat(request)
     except (TrivetError, ValidationError):
@@ -70,27 +77,33 @@ async def _answer(services: Services, asked: RequestContext, body: dict[str, Any
     if not isinstance(answer, AsyncGenerator):
         return Response(answer.model_dump_json(), media_type="application/json")
     first = await anext(answer)
-    if first.startswith(ERROR_FRAME):
+    if _is_error(first):
         await answer.aclose()
         raise RemoteFailure(_failure_in(asked, first))
     return first, answer
 
 
-async def _stream(first: str, frames: Frames, asked: RequestContext, ticket: Ticket) -> Frames:
+async def _stream(first: str | bytes, frames: Frames, asked: RequestContext, ticket: Ticket) -> Frames:
     outcome = "cancelled"
     try:
         yield first
         async for frame in frames:
-            if frame.startswith(ERROR_FRAME):
-                failure = _failure_in(asked, frame)
-                outcome = failure.code
-                yield errors.frame(failure)
-                return
+            if _is_error(frame):
+                raise RemoteFailure(_failure_in(asked, frame))
             yield frame
         outcome = "ok"
+    except TrivetError as error:
+        outcome = error.code
+        yield errors.frame(error.failure())
     finally:
         await frames.aclose()
+        await asked.close()
         ticket.close(outcome)
+
+
+def _is_error(frame: str | bytes) -> TypeGuard[str]:
+    """The fast lane raises; vLLM's generator puts its error into a frame."""
+    return isinstance(frame, str) and frame.startswith(ERROR_FRAME)
 
 
 def _failure(asked: RequestContext, error: Exception) -> Failure:

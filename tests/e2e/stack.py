@@ -1,0 +1,95 @@
+"""A running topology, as the tests see it: started and stopped by the product's own command."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import redis
+from openai import OpenAI
+
+from app import keys, ports
+from app.launch.state import State, StateDirectory
+from app.registry import WorkerRecord
+
+MODEL = "tiny"
+ENGINE = (
+    "--dtype float32 --max-model-len 2048 --max-num-seqs 64 --max-num-batched-tokens 2048 --enforce-eager --skip-mm-profiling "
+    "--block-size 32 --kv-cache-memory-bytes 268435456 --seed 0 --limit-mm-per-prompt"
+)
+START_S = 400.0
+
+
+@dataclass
+class Stack:
+    """One topology. `name` is that of its `trivet up`."""
+
+    name: str
+    topology: str
+    base_url: str
+    flower_url: str
+    redis_url: str
+    model: str = MODEL
+
+    @property
+    def client(self) -> OpenAI:
+        """The real client, without retries of its own: a failure must show."""
+        return OpenAI(base_url=f"{self.base_url}/v1", api_key="none", max_retries=0, timeout=120)
+
+    @property
+    def redis(self) -> redis.Redis:
+        return redis.Redis.from_url(self.redis_url)
+
+    @property
+    def state(self) -> State:
+        state = StateDirectory(self.name).read()
+        assert state is not None
+        return state
+
+    def workers(self) -> dict[str, WorkerRecord]:
+        """Registered workers by the name before the @."""
+        with self.redis as client:
+            found = [client.get(keys.worker(member.decode())) for member in client.smembers(keys.WORKERS)]
+        records = [WorkerRecord.model_validate_json(one) for one in found if one is not None]
+        return {record.id.partition("@")[0]: record for record in records}
+
+    def counter(self, worker: str, name: str) -> float:
+        """The sum of an engine's Prometheus metric, from the worker's own endpoint."""
+        with urllib.request.urlopen(self.workers()[worker].metrics, timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0] == name)
+
+    def post(self, body: object = None, **more: object) -> httpx.Response:
+        content: dict[str, object] = {"json": body} if body is not None else {}
+        return httpx.post(f"{self.base_url}/v1/chat/completions", timeout=120, **content, **more)  # type: ignore[arg-type]
+
+
+def trivet(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "app.cli.main", *arguments], capture_output=True, text=True, timeout=timeout, env=os.environ
+    )
+
+
+@contextmanager
+def up(name: str, topology: str, model: Path, *flags: str) -> Iterator[Stack]:
+    """`trivet up --detach`, and `trivet down` in the end."""
+    api, flower, redis_port = ports.reserve(), ports.reserve(), ports.reserve()
+    redis_url = f"redis://127.0.0.1:{redis_port}/0"
+    command = ["up", "--detach", "--name", name, "--topology", topology, "--model", str(model), "--served-model-name", MODEL]
+    command += ["--enable-multimodal", "--api-port", str(api), "--flower-port", str(flower), "--redis-url", redis_url]
+    command += ["--timeout", str(START_S), *shlex.split(ENGINE), '{"image":4}', *flags]
+    started = trivet(*command, timeout=START_S + 60)
+    try:
+        assert started.returncode == 0, started.stdout[-3000:] + started.stderr[-3000:]
+        yield Stack(name, topology, f"http://127.0.0.1:{api}", f"http://127.0.0.1:{flower}", redis_url)
+    finally:
+        stopped = trivet("down", "--name", name, timeout=120)
+        assert stopped.returncode == 0, stopped.stdout + stopped.stderr

@@ -1,0 +1,106 @@
+"""Parts started by hand, and what they say when they can't start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app import ports
+from tests.e2e.prompts import image, user
+from tests.e2e.stack import Stack
+from tests.redis_server import redis_server
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str, limit_s: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+    )
+
+
+def test_encode_role_needs_consent(home: Path, model: Path) -> None:
+    ended = run("celery", "-A", "app.celery", "worker", "-n", "encode@test", "--roles", "encode,prefill", "--model", str(model))
+    assert ended.returncode != 0
+    assert "--enable-multimodal" in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("part", ["worker", "api"])
+def test_no_redis(home: Path, model: Path, part: str) -> None:
+    url = f"redis://127.0.0.1:{ports.reserve()}/0"
+    command = {
+        "worker": ("celery", "-A", "app.celery", "worker", "-n", "agg@test"),
+        "api": ("uvicorn", "api.main:app", "--port", str(ports.reserve())),
+    }
+    started = time.monotonic()
+    ended = run(*command[part], TRIVET_REDIS__BROKER_URL=url, TRIVET_REDIS__TIMEOUT_S="2", TRIVET_MODEL=str(model))
+    assert ended.returncode != 0
+    assert time.monotonic() - started < 30
+    assert f"no Redis answers at {url}" in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("part", ["worker", "api"])
+def test_broker_that_may_evict_queues(home: Path, model: Path, part: str) -> None:
+    command = {
+        "worker": ("celery", "-A", "app.celery", "worker", "-n", "agg@test"),
+        "api": ("uvicorn", "api.main:app", "--port", str(ports.reserve())),
+    }
+    with redis_server(None, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru") as server:
+        ended = run(*command[part], TRIVET_REDIS__BROKER_URL=server.url, TRIVET_MODEL=str(model))
+    assert ended.returncode != 0
+    assert "redis-cli CONFIG SET maxmemory-policy" in ended.stdout + ended.stderr
+
+
+def test_wrong_setting_is_named(home: Path) -> None:
+    ended = run("celery", "-A", "app.celery", "worker", "-n", "agg@test", TRIVET_WORKER__ROLES="encode,paint")
+    assert ended.returncode != 0
+    assert "worker.roles" in ended.stdout + ended.stderr and "decode" in ended.stdout + ended.stderr
+
+
+def test_api_without_consent_takes_no_media(agg: Stack, model: Path) -> None:
+    """A second API over the same workers, started without --enable-multimodal."""
+    port = ports.reserve()
+    environment = {
+        "TRIVET_REDIS__BROKER_URL": agg.redis_url,
+        "TRIVET_MODEL": str(model),
+        "TRIVET_SERVED_MODEL_NAME": "tiny",
+        "TRIVET_ENGINE__ARGS": "--max-model-len 2048 --dtype float32",
+    }
+    command = [sys.executable, "-m", "uvicorn", "api.main:app", "--port", str(port)]
+    api = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment)
+    try:
+        _wait_ready(f"http://127.0.0.1:{port}/health/ready", api)
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        refused = httpx.post(url, json={"model": "tiny", "messages": user(image(1), "?"), "max_tokens": 1}, timeout=60)
+        assert refused.status_code == 400
+        assert "--enable-multimodal" in refused.json()["error"]["message"]
+        assert refused.json()["error"]["param"] == "messages[0].content[0]"
+        served = httpx.post(url, json={"model": "tiny", "messages": user("hi"), "max_tokens": 1}, timeout=60)
+        assert served.status_code == 200
+    finally:
+        api.terminate()
+        assert api.wait(20) is not None
+
+
+def _wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        assert process.poll() is None, "the API ended"
+        try:
+            if httpx.get(url, timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.3)
+    pytest.fail("the API was not ready within 120 s")

@@ -1,0 +1,74 @@
+"""Prefill and decode apart give the tokens of the aggregated engine, and the KV cache really moves."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.e2e.prompts import PROMPTS, greedy, image, user
+from tests.e2e.stack import Stack
+
+#: KV bytes of a token of the tiny model: 3 layers, K and V, 2 heads of 32 float32 values.
+KV_BYTES_PER_TOKEN = 3 * 2 * 2 * 32 * 4
+BLOCK = 32
+
+
+@pytest.mark.parametrize("messages", PROMPTS.values(), ids=PROMPTS.keys())
+def test_pd_equals_agg(agg: Stack, pd: Stack, messages: list[dict[str, Any]]) -> None:
+    there, here = greedy(pd.client, messages), greedy(agg.client, messages)
+    assert there.prompt_tokens == here.prompt_tokens
+    assert there.same_as(here), (there, here)
+
+
+@pytest.mark.parametrize(
+    "messages", [user("Where does the train go tonight? " * 12), user(image(21), "Count them. " * 12)], ids=["text", "image"]
+)
+def test_kv_blocks_move(pd: Stack, messages: list[dict[str, Any]]) -> None:
+    """From the engines' own counters: a decode engine that had prefilled again would give the same tokens."""
+    moved = pd.counter("decode", "vllm:nixl_bytes_transferred_sum")
+    pulled = pd.counter("decode", "vllm:external_prefix_cache_hits_total")
+    computed = pd.counter("decode", "vllm:request_prefill_kv_computed_tokens_sum")
+    answer = greedy(pd.client, messages, tokens=4)
+    blocks = -(-answer.prompt_tokens // BLOCK)
+    assert pd.counter("decode", "vllm:external_prefix_cache_hits_total") - pulled >= answer.prompt_tokens - 1
+    assert pd.counter("decode", "vllm:nixl_bytes_transferred_sum") - moved >= (blocks - 1) * BLOCK * KV_BYTES_PER_TOKEN
+    # All that the decode engine computes of a prompt is its last token, to sample from.
+    assert pd.counter("decode", "vllm:request_prefill_kv_computed_tokens_sum") - computed <= BLOCK
+
+
+def test_decode_never_encodes(pd: Stack) -> None:
+    """The decode worker has no encode role, and no picture reaches its vision tower."""
+    assert "encode" not in pd.workers()["decode"].roles
+    greedy(pd.client, user(image(22), "What is it?"), tokens=4)
+    assert pd.counter("decode", "vllm:mm_cache_queries_total") == 0
+
+
+def test_64_at_once(stack: Stack) -> None:
+    """64 streams together, each with the tokens that it gets alone."""
+    prompts = [
+        user(image(index % 8), f"Question number {index}?") if index % 4 == 0 else user(f"Tell me about number {index}.")
+        for index in range(64)
+    ]
+    alone = [greedy(stack.client, messages, tokens=16) for messages in prompts]
+    with ThreadPoolExecutor(64) as pool:
+        together = list(pool.map(lambda messages: _streamed(stack, messages), prompts))
+    assert len(together) == 64
+    for tokens, expected in zip(together, alone, strict=True):
+        difference = next((at for at, pair in enumerate(zip(tokens, expected.tokens, strict=True)) if len(set(pair)) > 1), None)
+        if difference is not None:
+            best, second = expected.best[difference]
+            assert best - second < 2e-3, f"differs at {difference}, and no tie: {best} against {second}"
+
+
+def _streamed(stack: Stack, messages: list[dict[str, Any]]) -> list[int]:
+    chunks = stack.client.chat.completions.create(
+        model="tiny",
+        messages=messages,
+        max_tokens=16,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+    return [token for chunk in chunks for choice in chunk.choices for token in getattr(choice, "token_ids", None) or []]
