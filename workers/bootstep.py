@@ -10,11 +10,10 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import psutil
-from celery import Celery, bootsteps, signals
+from celery import Celery, bootsteps
 from celery.worker import state
 
 from app import settings
-from app.celery import queues
 from workers import host as hosting
 from workers.pool import engine_loop
 
@@ -26,7 +25,7 @@ FAILED = 70
 T = TypeVar("T")
 
 
-class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
+class EngineStep(bootsteps.StartStopStep):
     """Runs between the pool, on whose loop the engine lives, and the consumer, which takes tasks."""
 
     requires = ("celery.worker.components:Pool",)
@@ -42,10 +41,16 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         try:
             self._wait(self.host.start(), chosen.engine.start_timeout_s)
         except Exception as error:
-            log.critical("worker %s cannot start: %s: %s", worker.hostname, type(error).__name__, error, exc_info=_unexpected(error))
+            log.critical(
+                "worker %s cannot start: %s: %s",
+                worker.hostname,
+                type(error).__name__,
+                error,
+                exc_info=_unexpected(error),
+            )
             _end_now(FAILED)
         hosting.install(self.host)
-        asyncio.run_coroutine_threadsafe(_end_with_engine(self.host), engine_loop())
+        asyncio.run_coroutine_threadsafe(_end_with_engine(self.host, worker), engine_loop())
         log.info("worker %s: engine up in %.1f s", worker.hostname, time.monotonic() - started)
 
     def close(self, worker: Any) -> None:
@@ -98,11 +103,11 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             log.warning("shutdown: %s: %s", type(error).__name__, error)
 
 
-async def _end_with_engine(host: hosting.Host) -> None:
+async def _end_with_engine(host: hosting.Host, worker: Any) -> None:
     """A worker without an engine must not linger: tell Celery to stop, and insist."""
     await host.failed.wait()
-    await host.registry.remove(host.id)
-    await host.tokens.drain(2.0)
+    await host.leave()
+    worker.exitcode = FAILED  # which Celery leaves at 0 when it is told to terminate
     state.should_terminate = FAILED
     await asyncio.sleep(5.0)
     _end_now(FAILED)
@@ -126,28 +131,3 @@ def _unexpected(error: Exception) -> bool:
 def install(app: Celery) -> None:
     """Add the step to the worker's blueprint."""
     app.steps["worker"].add(EngineStep)
-
-
-@signals.celeryd_init.connect  # type: ignore[untyped-decorator]
-def _configure(sender: str, conf: Any, options: dict[str, Any], **_: Any) -> None:
-    """Turn the command's flags into settings, and settings into the worker's queues."""
-    flags: dict[str, Any] = {}
-    if options.get("model"):
-        flags["model"] = options["model"]
-    if options.get("enable_multimodal"):
-        flags["enable_multimodal"] = True
-    worker = {name: options[name] for name in ("roles", "gpu") if options.get(name)}
-    given = settings.load().model_dump(exclude_unset=True)
-    if options.get("engine_args"):
-        flags["engine"] = given.get("engine", {}) | {"args": options["engine_args"]}
-    if worker:
-        flags["worker"] = given.get("worker", {}) | worker
-    chosen = settings.load(**flags)
-    hosting.check(chosen)
-    settings.use(chosen)
-    conf.task_queues = queues(sender, chosen.roles)
-    conf.worker_concurrency = chosen.worker.concurrency
-    if chosen.log_level != "DEBUG":
-        # Two lines a request say nothing that Flower and the metrics don't.
-        for name in ("celery.worker.strategy", "celery.app.trace"):
-            logging.getLogger(name).setLevel(logging.WARNING)

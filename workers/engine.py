@@ -30,7 +30,7 @@ KEEP_FOR_DECODE = {
 
 
 class Engine:
-    """The engine of this process. Build it on the loop that will use it; building blocks for as long as loading takes."""
+    """The engine of this process. Build it on the loop that will use it, which then blocks while it loads."""
 
     def __init__(self, settings: Settings, media: MediaStore) -> None:
         engine_args.prepare_environment(settings)

@@ -46,7 +46,11 @@ def flags(settings: Settings) -> list[str]:
     """vLLM's flags for a worker of these roles: common ones first, so that those of a role win."""
     engine, roles = settings.engine, settings.roles
     parts = [engine.args]
-    for role, text in ((Role.ENCODE, engine.encode_args), (Role.PREFILL, engine.prefill_args), (Role.DECODE, engine.decode_args)):
+    for role, text in (
+        (Role.ENCODE, engine.encode_args),
+        (Role.PREFILL, engine.prefill_args),
+        (Role.DECODE, engine.decode_args),
+    ):
         if role in roles:
             parts.append(text)
     return [flag for part in parts for flag in shlex.split(part)]

@@ -119,15 +119,22 @@ class Host:
         """Leave the registry, send what is left, stop the engine, close the connections."""
         for task in self._background:
             task.cancel()
-        await self.registry.remove(self.id)
-        await self.tokens.drain(2.0)
+        await self.leave()
         self.engine.shutdown()
         await self.cache.aclose()
         await self.broker.aclose()
 
-    def unplace(self, request_id: str) -> Coroutine[Any, Any, Any]:
+    async def leave(self) -> None:
+        """Out of the registry, and the last tokens out. A Redis that is away must not keep the process from ending."""
+        try:
+            await self.registry.remove(self.id)
+        except (RedisError, OSError) as error:
+            log.warning("still in the registry until the lease runs out: %s", error)
+        await self.tokens.drain(2.0)
+
+    async def unplace(self, request_id: str) -> None:
         """Give this worker's reservation for the request back, once its work has moved on."""
-        return self.cache.zrem(keys.load(self.id), request_id)
+        await self.cache.zrem(keys.load(self.id), request_id)
 
     async def _heartbeat(self) -> None:
         while True:
@@ -139,7 +146,7 @@ class Host:
                 log.warning("heartbeat not delivered: %s", error)
 
     async def _watch_engine(self) -> None:
-        while not self.engine.dead:
+        while not self.engine.dead:  # noqa: ASYNC110  (vLLM sets a flag and tells nobody)
             await asyncio.sleep(0.2)
         log.critical("the engine of worker %s died; the worker ends so that it can be started anew", self.id)
         self.failed.set()
@@ -161,8 +168,8 @@ def check(settings: Settings) -> None:
     roles = settings.roles
     if Role.ENCODE in roles and not settings.enable_multimodal:
         raise MisconfiguredWorker(
-            "a worker with the encode role takes media from clients, which needs consent: start it with --enable-multimodal "
-            "(TRIVET_ENABLE_MULTIMODAL=true), or without encode among its roles"
+            "a worker with the encode role takes media from clients, which needs consent: start it with "
+            "--enable-multimodal (TRIVET_ENABLE_MULTIMODAL=true), or without encode among its roles"
         )
     if roles == {Role.ENCODE}:
         raise MisconfiguredWorker("a worker with the encode role alone has nothing to do: add prefill to its roles")

@@ -1,7 +1,7 @@
 """KV blocks promised to requests, so that a decode engine never has to preempt.
 
-A preempted request is prefilled again, and a decode worker has no pixels to do that with: vLLM's engine would die. So a request is
-given to the engine only when the blocks for its whole prompt and answer are free, and waits here otherwise.
+A preempted request is prefilled again, and a decode worker has no pixels to do that with: vLLM's engine would die. So a
+request is given to the engine only when the blocks for its whole prompt and answer are free, and waits here otherwise.
 """
 
 from __future__ import annotations

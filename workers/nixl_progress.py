@@ -1,8 +1,9 @@
 """Adapter to NIXL: its progress thread must not spin.
 
-NIXL's Python API fixes the thread's delay at 0, and so every agent burns a core, idle or not; with two engines on a two-core host
-nothing is left to compute with. With a delay the thread sleeps until there is something to do: measured 0.02 of a core.
-vLLM makes its agent inside the engine's process, so this comes in as one of vLLM's general plugins (see pyproject.toml).
+NIXL's Python API fixes the thread's delay at 0, and so every agent burns a core, idle or not; with two engines on a
+two-core host nothing is left to compute with. With a delay the thread sleeps until there is something to do: measured
+0.02 of a core. vLLM makes its agent inside the engine's process, so this comes in as one of vLLM's general plugins
+(see pyproject.toml).
 """
 
 from __future__ import annotations

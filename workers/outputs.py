@@ -8,6 +8,9 @@ from typing import Any
 from app.errors import EngineFailed
 from app.messages import Delta, TokenLogprob
 
+#: JSON has no infinity; this is where vLLM's own answers put what is impossible.
+LEAST_LOGPROB = -9999.0
+
 
 def delta(output: Any, request_id: str, attempt: int, seq: int) -> Delta:
     """One step's output of a request with n=1. Raises EngineFailed when the engine gave the request up."""
@@ -32,7 +35,11 @@ def delta(output: Any, request_id: str, attempt: int, seq: int) -> Delta:
 
 
 def _position(candidates: Any) -> list[TokenLogprob]:
-    return [TokenLogprob(token, one.logprob, one.rank, one.decoded_token) for token, one in candidates.items()]
+    return [TokenLogprob(token, _finite(one.logprob), one.rank, one.decoded_token) for token, one in candidates.items()]
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB
 
 
 def _prompt_logprobs(positions: Iterable[Any] | None) -> list[list[TokenLogprob] | None] | None:

@@ -17,6 +17,7 @@ from typing import Any
 from celery import Celery, signals
 from celery.app import trace
 from celery.concurrency.base import BasePool
+from celery.concurrency.prefork import _run_ready_callbacks
 from celery.platforms import EX_FAILURE
 from celery.worker import state as worker_state
 from kombu.asynchronous import get_event_loop
@@ -177,7 +178,13 @@ class TaskPool(BasePool):
     def _report(self, report: Report, job: Job) -> None:
         """Called in the loop's thread."""
         self._mailbox.put((report, job))
-        self._hub.call_soon(self._drain)
+        self._hub.call_soon(self._on_reports)
+
+    def _on_reports(self) -> None:
+        self._drain()
+        # Celery acks, and sends events, through the hub's call_soon. Called from here, within the hub, that does not
+        # wake it: it would first sleep, up to a second. Called by another thread it does.
+        self._thread.call_soon(self._hub.call_soon, _nothing)
 
     def _drain(self, wait_s: float | None = None) -> None:
         """Book all reports that are there; if there is none, wait up to `wait_s` seconds for one."""
@@ -223,7 +230,7 @@ class TaskPool(BasePool):
         _loop = None
         log.critical("the loop of the tasks died (%r): the worker ends with code %d", exc, EX_FAILURE, exc_info=exc)
         worker_state.should_stop = EX_FAILURE
-        self._hub.call_soon(self._drain)
+        self._hub.call_soon(_nothing)
 
     # The end, in the main thread: the hub runs no more.
 
@@ -249,9 +256,11 @@ class TaskPool(BasePool):
         until = time.monotonic() + limit_s
         while (self._running or self._waiting) and self._thread.alive and time.monotonic() < until:
             self._drain(0.25)
-            # Heartbeats go on in a warm shutdown. A cold one may have interrupted this very call.
+            # As prefork does: connections are kept up, and late acks sent, while a warm shutdown waits. A cold one is
+            # short, and may have interrupted these very calls.
             if limit_s == math.inf and not is_cold():
                 self._hub.fire_timers()
+                _run_ready_callbacks(self._hub)
         self._drain()
         if self._running:
             log.error("%d task(s) did not end and are given up: %s", len(self._running), names(self._running))
@@ -263,6 +272,10 @@ class TaskPool(BasePool):
             signals.worker_process_shutdown.send(sender=self._hostname, pid=os.getpid(), exitcode=None)
             _loop = None
             self._thread.stop(LOOP_STOP_S)
+
+
+def _nothing() -> None:
+    pass
 
 
 def is_cold() -> bool:

@@ -1,7 +1,7 @@
 """Adapter to vLLM: its rendered multimodal input <-> `RenderedPrompt`, which leaves the pixels out.
 
-A decode worker given such a prompt needs neither pixels nor media: positions come from the `keep_on_cpu` fields, and everything else
-is in the KV blocks. `is_embed` has to travel too: vLLM's own wire format drops it.
+A decode worker given such a prompt needs neither pixels nor media: positions come from the `keep_on_cpu` fields, and
+everything else is in the KV blocks. `is_embed` has to travel too: vLLM's own wire format drops it.
 """
 
 from __future__ import annotations

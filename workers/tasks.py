@@ -8,12 +8,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from celery import signals
 from pydantic import ValidationError
 
 from app import cancellation, errors
 from app.celery import DECODE_TASK, PREFILL_TASK, app
 from app.messages import DecodeTask, Delta, PrefillTask, StageTask
-from workers import bootstep
+from workers import bootstep, configure
 from workers.aiotask import AioTask
 from workers.host import Host, current
 from workers.stages import decode as decode_stage
@@ -25,6 +26,7 @@ T = TypeVar("T", bound=StageTask)
 Stage = Callable[[Host, T], Awaitable[None]]
 
 bootstep.install(app)
+signals.celeryd_init.connect(configure.configure)
 
 
 @app.task(base=AioTask, name=PREFILL_TASK)  # type: ignore[untyped-decorator]
@@ -90,7 +92,8 @@ async def _run(host: Host, task: T, stage: Stage[T]) -> None:
 
 
 def _fail(host: Host, task: StageTask, error: errors.TrivetError) -> None:
-    """Answer with the error. Its number is beyond any that the stage used, so that it is never taken for a duplicate."""
+    """Answer with the error. Its number is beyond any that the stage used, so that it is never taken for a
+    duplicate."""
     host.tokens.put(
         task.api, Delta(request=task.request_id, attempt=task.attempt, seq=ERROR_SEQ, error=error.failure())
     )

@@ -21,10 +21,9 @@ async def run(host: Host, task: PrefillTask) -> None:
     engine_input = await host.engine.render(task.prompt)
     kv = await host.engine.prefill(engine_input, task)
     handoff = KVHandoff(params=kv, expires_at=time.time() + host.settings.engine.kv_lease_s - LEASE_MARGIN_S)
-    decode = DecodeTask(
-        **task.model_dump(exclude={"prompt"}), prompt=rendered.without_pixels(engine_input), kv=handoff
-    )
-    # From here on the blocks are held; a request cancelled now is handed on all the same, for the decode worker to free them.
+    decode = DecodeTask(**task.model_dump(exclude={"prompt"}), prompt=rendered.without_pixels(engine_input), kv=handoff)
+    # From here on the blocks are held; a request cancelled now is handed on all the same, for the decode worker
+    # to free them.
     await asyncio.shield(_hand_on(host, decode))
 
 
