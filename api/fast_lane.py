@@ -1,8 +1,8 @@
 """The plain text stream, written without a model object for each token.
 
-vLLM's serving code spends about 100 microseconds of CPU on every streamed chunk, most of it in pydantic. A stream that asks for
-nothing but text needs one string put between two others. Frames are equal, byte for byte, to those of vLLM's own generator; a
-contract test compares them.
+vLLM's serving code spends about 100 microseconds of CPU on every streamed chunk, most of it in pydantic. A stream
+that asks for nothing but text needs one string put between two others. Frames are equal, byte for byte, to those of
+vLLM's own generator; a contract test compares them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FALSY = ("logprobs", "return_token_ids", "return_prompt_text", "echo", "use_bea
 
 
 def takes(request: Any, *, parsers: bool) -> bool:
-    """Whether vLLM's chat request asks for a plain stream. `parsers`: a tool or reasoning parser would look at the text."""
+    """Whether vLLM's chat request asks for a plain stream. `parsers`: a tool or reasoning parser reads the text."""
     if parsers or (request.n or 1) != 1 or any(getattr(request, name, None) for name in _FALSY):
         return False
     options = request.stream_options

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
@@ -15,7 +14,8 @@ class Chat(OpenAIServingChat):
 
     def chat_completion_stream_generator(
         self, request: Any, result_generator: Any, request_id: str, model_name: str, *args: Any, **kwargs: Any
-    ) -> AsyncGenerator[str | bytes, None]:
+    ) -> Any:
+        """An async generator of frames: bytes in the fast lane, text otherwise."""
         if not fast_lane.takes(request, parsers=self.parser_cls is not None):
             kwargs["mm_token_counts"] = result_generator.media_tokens
             return super().chat_completion_stream_generator(

@@ -105,7 +105,7 @@ class PipelineClient(EngineClient):
 class Outputs:
     """What `generate` answers. vLLM iterates over RequestOutputs; the fast lane takes the deltas themselves.
 
-    `media_tokens` is filled with the first output: the API does not know how many tokens a medium takes, the worker does.
+    `media_tokens` is filled with the first output: how many tokens a medium takes, only the worker knows.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ async def _one(stream: AsyncGenerator[list[Delta], None]) -> AsyncGenerator[tupl
 
 
 def _choices(job: Job, params: SamplingParams) -> list[Job]:
-    """n > 1 as n jobs: a KV transfer serves one reader, so each choice prefills; the prefix cache makes the repeats cheap.
+    """n > 1 as n jobs: a KV transfer serves one reader, so each choice prefills, and the prefix cache makes it cheap.
 
     Seeds differ as in vLLM's own fan-out: seed + index.
     """
@@ -228,11 +228,18 @@ def _output(request_id: str, job: Job, index: int, deltas: list[Delta]) -> Reque
         request_id=request_id,
         prompt=None,
         prompt_token_ids=first.prompt_token_ids or (None if first.seq else job.prompt.token_ids),
-        prompt_logprobs=first.prompt_logprobs and [one and _position(one) for one in first.prompt_logprobs],
+        prompt_logprobs=_prompt_logprobs(first),
         outputs=[completion],
         finished=final.final,
         num_cached_tokens=first.cached_tokens,
     )
+
+
+def _prompt_logprobs(first: Delta) -> Any:
+    """Of each prompt token but the first, which has None."""
+    if first.prompt_logprobs is None:
+        return None
+    return [None if one is None else _position(one) for one in first.prompt_logprobs]
 
 
 def _position(candidates: list[TokenLogprob]) -> dict[int, Logprob]:

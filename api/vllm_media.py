@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
-#: Scheme of the references that the intake puts in the place of URLs. No client can use it: the intake replaces all URLs.
+#: Scheme of the references that the intake puts in the place of all URLs, so that no client can use it.
 SCHEME = "trivet:"
 NAME = "trivet"
 

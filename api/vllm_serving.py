@@ -13,7 +13,7 @@ from app.settings import Settings
 
 
 class Serving:
-    """vLLM's serving layer for one model. Building it loads tokenizer, chat template and processor, and takes seconds."""
+    """vLLM's serving layer for one model. Building it loads tokenizer, template and processor, and takes seconds."""
 
     def __init__(self, settings: Settings, pipeline: Pipeline) -> None:
         config = _config(settings)

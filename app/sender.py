@@ -1,12 +1,11 @@
 """Celery task messages from an asyncio program, without blocking its loop.
 
-`apply_async` blocks for as long as Redis hangs and costs three times as much. A worker cannot tell these messages from Celery's
-own: message protocol 2 (https://docs.celeryq.dev/en/stable/internals/protocol.html) in kombu's Redis envelope.
+`apply_async` blocks for as long as Redis hangs and costs three times as much. A worker cannot tell these messages from
+Celery's own: message protocol 2 (https://docs.celeryq.dev/en/stable/internals/protocol.html) in kombu's Redis envelope.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
 import socket
@@ -19,6 +18,7 @@ from redis.exceptions import RedisError
 
 from app.errors import BrokerUnavailable
 from app.messages import StageTask
+from app.tick import Tick
 
 ORIGIN = f"trivet-{os.getpid()}@{socket.gethostname()}"
 _EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
@@ -36,8 +36,8 @@ def envelope_of(task: str, kwargs: dict[str, Any], queue: str, summary: str, exp
     body = orjson.dumps([[], kwargs, _EMBED])
     headers: dict[str, Any] = {
         "lang": "py", "task": task, "id": task_id, "shadow": None, "eta": None, "expires": expires,
-        "group": None, "group_index": None, "retries": 0, "timelimit": [None, None], "root_id": task_id, "parent_id": None,
-        "argsrepr": "()", "kwargsrepr": summary, "origin": ORIGIN, "ignore_result": True,
+        "group": None, "group_index": None, "retries": 0, "timelimit": [None, None], "root_id": task_id,
+        "parent_id": None, "argsrepr": "()", "kwargsrepr": summary, "origin": ORIGIN, "ignore_result": True,
         "replaced_task_nesting": 0, "stamped_headers": None, "stamps": {},
     }  # fmt: skip
     properties = {
@@ -65,41 +65,12 @@ class TaskSender:
     """Sends tasks over one asyncio Redis client; all sends of one loop tick share a round trip."""
 
     def __init__(self, redis: Any) -> None:
-        self._redis = redis
-        self._pending: list[tuple[str, bytes, asyncio.Future[None]]] = []
-        self._flushing: asyncio.Task[None] | None = None
+        self._tick = Tick(redis)
 
     async def send(self, task: str, message: StageTask, queue: str, prompt_tokens: int) -> None:
         """Return when Redis has the task. Raises BrokerUnavailable."""
-        sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pending.append((queue, envelope(task, message, queue, summary(message, prompt_tokens)), sent))
-        if self._flushing is None:
-            self._flushing = asyncio.create_task(self._flush())
+        content = envelope(task, message, queue, summary(message, prompt_tokens))
         try:
-            await sent
+            await self._tick.run("LPUSH", queue, content)
         except (RedisError, OSError) as error:
             raise BrokerUnavailable(f"the task queue is not reachable ({type(error).__name__})") from error
-
-    async def _flush(self) -> None:
-        try:
-            while self._pending:
-                batch, self._pending = self._pending, []
-                await self._push(batch)
-        finally:
-            self._flushing = None
-
-    async def _push(self, batch: list[tuple[str, bytes, asyncio.Future[None]]]) -> None:
-        pipe = self._redis.pipeline(transaction=False)
-        for queue, message, _ in batch:
-            pipe.lpush(queue, message)
-        try:
-            answers: list[Any] = await pipe.execute(raise_on_error=False)
-        except Exception as error:  # whatever it is, its senders wait for it
-            answers = [error] * len(batch)
-        for (_, _, sent), answer in zip(batch, answers, strict=True):
-            if sent.done():
-                continue
-            if isinstance(answer, Exception):
-                sent.set_exception(answer)
-            else:
-                sent.set_result(None)

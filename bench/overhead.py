@@ -129,7 +129,8 @@ class Bench:
 
     async def run(self) -> None:
         print(
-            "| in flight | tokens/s in process | through HTTP | ratio | added TTFT p50 ms | added TTFT p99 ms | API CPU us/token |"
+            "| in flight | tokens/s in process | through HTTP | ratio "
+            "| added TTFT p50 ms | added TTFT p99 ms | API CPU us/token |"
         )
         print("| --- | --- | --- | --- | --- | --- | --- |")
         for concurrency in (int(one) for one in self._args.concurrency.split(",")):

@@ -2,7 +2,8 @@
 
     python -m bench.shape DIR          (Qwen3-VL-2B's dimensions)
 
-Speed hardly depends on the values of weights, so a benchmark needs no download. Tokenizer and processors are the tiny model's.
+Speed hardly depends on the values of weights, so a benchmark needs no download. Tokenizer and processors are the tiny
+model's.
 """
 
 from __future__ import annotations

@@ -35,9 +35,12 @@ class _Stream(asyncio.Protocol):
 
 
 async def chat(host: str, port: int, body: dict[str, object], first_token: Callable[[], None]) -> None:
-    """One streamed chat completion on a connection of its own. Raises ConnectionError if it does not end as it should."""
+    """One streamed chat completion on a connection of its own. ConnectionError if it does not end as it should."""
     content = orjson.dumps(body)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n"
+    )
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
     transport, _ = await loop.create_connection(lambda: _Stream(head.encode() + content, first_token, done), host, port)

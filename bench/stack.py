@@ -22,8 +22,8 @@ from app import ports
 
 ROOT = Path(__file__).parent.parent
 CPU_FLAGS = (
-    "--dtype float32 --max-model-len 2048 --max-num-seqs 64 --max-num-batched-tokens 2048 --enforce-eager --skip-mm-profiling "
-    "--block-size 32 --kv-cache-memory-bytes 536870912 --no-enable-prefix-caching"
+    "--dtype float32 --max-model-len 2048 --max-num-seqs 64 --max-num-batched-tokens 2048 --enforce-eager "
+    "--skip-mm-profiling --block-size 32 --kv-cache-memory-bytes 536870912 --no-enable-prefix-caching"
 )
 
 

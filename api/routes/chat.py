@@ -65,7 +65,7 @@ async def chat_completions(request: Request) -> Response:
 async def _answer(
     services: Services, asked: RequestContext, body: dict[str, Any]
 ) -> Response | tuple[str | bytes, Frames]:
-    """A whole response, or the first frame and those to come. An error that comes before any token has its own status."""
+    """A whole response, or the first frame and those to come. An error before any token has its own status."""
     await services.intake.admit(body)
     request = services.serving.chat_request(body, asked.request_id)
     try:

@@ -124,7 +124,8 @@ async def test_what_is_not_plain_takes_vllms_lane(serving: Any, body: dict[str, 
 
 
 async def test_whole_answer_counts_what_the_worker_counted(serving: Any, pipeline: Any) -> None:
-    pipeline.deltas = [[step(0, "all of it", [1, 2, 3], finish_reason="stop", prompt_token_ids=[1] * 33, media_tokens={"image": 12}, cached_tokens=16)]]  # fmt: skip
+    counted = {"prompt_token_ids": [1] * 33, "media_tokens": {"image": 12}, "cached_tokens": 16}
+    pipeline.deltas = [[step(0, "all of it", [1, 2, 3], finish_reason="stop", **counted)]]
     context.enter(RequestContext("test", 2e9))
     request = serving.chat_request({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}, "test")
     answer = json.loads((await serving.chat(request)).model_dump_json())
@@ -160,9 +161,15 @@ async def test_media_stay_references(serving: Any, pipeline: Any) -> None:
     pipeline.deltas = [[step(0, "x", [1], finish_reason="length")]]
     identities = ["0" * 32, "1" * 32]
     parts = [{"type": "image_url", "image_url": {"url": f"trivet:{one}:77"}} for one in identities]
-    await frames(serving, stream=True, messages=[{"role": "user", "content": [parts[0], {"type": "text", "text": "a"}, parts[1]]}])
+    await frames(
+        serving,
+        stream=True,
+        messages=[{"role": "user", "content": [parts[0], {"type": "text", "text": "a"}, parts[1]]}],
+    )
     (job,) = pipeline.jobs
-    assert [(ref.modality, ref.identity, ref.size) for ref in job.prompt.media] == [("image", one, 77) for one in identities]
+    assert [(ref.modality, ref.identity, ref.size) for ref in job.prompt.media] == [
+        ("image", one, 77) for one in identities
+    ]
     placeholder = serving.client.renderer.tokenizer.convert_tokens_to_ids("<|image_pad|>")
     assert job.prompt.token_ids.count(placeholder) == 2
 
@@ -170,7 +177,11 @@ async def test_media_stay_references(serving: Any, pipeline: Any) -> None:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/x.png", "file:///etc/passwd", "data:image/png;base64,aGVsbG8="])
 async def test_the_connector_opens_nothing(serving: Any, pipeline: Any, url: str) -> None:
     with pytest.raises(Exception, match="did not pass the intake"):
-        await frames(serving, stream=True, messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}])
+        await frames(
+            serving,
+            stream=True,
+            messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}],
+        )
 
 
 def test_sampling_parameters_survive_json(vllm: Any) -> None:

@@ -11,10 +11,8 @@ import psutil
 import pytest
 
 from app import tiny_model
+from app.launch import shared_memory
 from tests.e2e.stack import Stack, up
-
-#: Shared memory that a stopped stack must not leave behind: vLLM's, Python's, UCX's and our own.
-SHARED_MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture(scope="session")
@@ -38,13 +36,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def stacks(home: Path, model: Path) -> Iterator[dict[str, Stack]]:
     """Both topologies side by side: three engines, two APIs. Nothing of them may be left at the end."""
-    before = set(SHARED_MEMORY.iterdir())
+    before = set(shared_memory.listing())
     with ExitStack() as stack:
         running = {topology: stack.enter_context(up(f"e2e-{topology}", topology, model)) for topology in ("agg", "pd")}
         yield running
     left = [p for p in psutil.process_iter(["cmdline"]) if str(home) in " ".join(p.info["cmdline"] or ())]
     assert left == [], "processes left behind"
-    assert set(SHARED_MEMORY.iterdir()) - before == set(), "shared memory left behind"
+    # What a live process uses belongs to somebody else on this host.
+    used = {inode for process in psutil.process_iter() for inode in shared_memory.used_by(process.pid)}
+    files = {name for name, inode in shared_memory.listing().items() if name not in before and inode not in used}
+    assert files == set(), "shared memory left behind"
 
 
 @pytest.fixture

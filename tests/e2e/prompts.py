@@ -45,7 +45,11 @@ PROMPTS = {
     "wide image": user(image(2, (320, 64)), "What is in this image?"),
     "images and text between": user("First", image(3), "then", image(4, (64, 160)), "and", image(5), "?"),
     "the same image twice": user(image(6), image(6), "Are they the same?"),
-    "image in history": [*user(image(7), "Describe it."), {"role": "assistant", "content": "A horse."}, *user("Again.")],
+    "image in history": [
+        *user(image(7), "Describe it."),
+        {"role": "assistant", "content": "A horse."},
+        *user("Again."),
+    ],
 }
 
 
@@ -61,7 +65,9 @@ class Greedy:
         """Equal tokens, or a first difference where the two best tokens are as good as equal: a numerical tie."""
         for at, (mine, theirs) in enumerate(zip(self.tokens, other.tokens, strict=True)):
             if mine != theirs:
-                return abs(self.best[at][0] - self.best[at][1]) < tie and abs(other.best[at][0] - other.best[at][1]) < tie
+                return (
+                    abs(self.best[at][0] - self.best[at][1]) < tie and abs(other.best[at][0] - other.best[at][1]) < tie
+                )
         return True
 
 

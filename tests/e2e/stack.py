@@ -22,8 +22,8 @@ from app.registry import WorkerRecord
 
 MODEL = "tiny"
 ENGINE = (
-    "--dtype float32 --max-model-len 2048 --max-num-seqs 64 --max-num-batched-tokens 2048 --enforce-eager --skip-mm-profiling "
-    "--block-size 32 --kv-cache-memory-bytes 268435456 --seed 0 --limit-mm-per-prompt"
+    "--dtype float32 --max-model-len 2048 --max-num-seqs 64 --max-num-batched-tokens 2048 --enforce-eager "
+    "--skip-mm-profiling --block-size 32 --kv-cache-memory-bytes 268435456 --seed 0 --limit-mm-per-prompt"
 )
 START_S = 400.0
 
@@ -61,11 +61,11 @@ class Stack:
         records = [WorkerRecord.model_validate_json(one) for one in found if one is not None]
         return {record.id.partition("@")[0]: record for record in records}
 
-    def counter(self, worker: str, name: str) -> float:
-        """The sum of an engine's Prometheus metric, from the worker's own endpoint."""
+    def counter(self, worker: str, name: str, label: str = "") -> float:
+        """The sum of an engine's Prometheus metric over all label sets with `label`, from the worker's endpoint."""
         with urllib.request.urlopen(self.workers()[worker].metrics, timeout=10) as answer:
             lines = answer.read().decode().splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0] == name)
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0] == name and label in line)
 
     def post(self, body: object = None, **more: object) -> httpx.Response:
         content: dict[str, object] = {"json": body} if body is not None else {}
@@ -74,7 +74,11 @@ class Stack:
 
 def trivet(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "app.cli.main", *arguments], capture_output=True, text=True, timeout=timeout, env=os.environ
+        [sys.executable, "-m", "app.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=os.environ,
     )
 
 
@@ -83,7 +87,18 @@ def up(name: str, topology: str, model: Path, *flags: str) -> Iterator[Stack]:
     """`trivet up --detach`, and `trivet down` in the end."""
     api, flower, redis_port = ports.reserve(), ports.reserve(), ports.reserve()
     redis_url = f"redis://127.0.0.1:{redis_port}/0"
-    command = ["up", "--detach", "--name", name, "--topology", topology, "--model", str(model), "--served-model-name", MODEL]
+    command = [
+        "up",
+        "--detach",
+        "--name",
+        name,
+        "--topology",
+        topology,
+        "--model",
+        str(model),
+        "--served-model-name",
+        MODEL,
+    ]
     command += ["--enable-multimodal", "--api-port", str(api), "--flower-port", str(flower), "--redis-url", redis_url]
     command += ["--timeout", str(START_S), *shlex.split(ENGINE), '{"image":4}', *flags]
     started = trivet(*command, timeout=START_S + 60)

@@ -31,23 +31,30 @@ def run(*command: str, limit_s: float = 60, **environment: str) -> subprocess.Co
 
 
 def test_encode_role_needs_consent(home: Path, model: Path) -> None:
-    ended = run("celery", "-A", "app.celery", "worker", "-n", "encode@test", "--roles", "encode,prefill", "--model", str(model))
+    ended = run(
+        "celery", "-A", "app.celery", "worker", "-n", "encode@test", "--roles", "encode,prefill", "--model", str(model)
+    )
     assert ended.returncode != 0
     assert "--enable-multimodal" in ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("part", ["worker", "api"])
 def test_no_redis(home: Path, model: Path, part: str) -> None:
-    url = f"redis://127.0.0.1:{ports.reserve()}/0"
+    address = f"127.0.0.1:{ports.reserve()}"
     command = {
         "worker": ("celery", "-A", "app.celery", "worker", "-n", "agg@test"),
         "api": ("uvicorn", "api.main:app", "--port", str(ports.reserve())),
     }
     started = time.monotonic()
-    ended = run(*command[part], TRIVET_REDIS__BROKER_URL=url, TRIVET_REDIS__TIMEOUT_S="2", TRIVET_MODEL=str(model))
+    ended = run(
+        *command[part],
+        TRIVET_REDIS__BROKER_URL=f"redis://{address}/0",
+        TRIVET_REDIS__TIMEOUT_S="2",
+        TRIVET_MODEL=str(model),
+    )
     assert ended.returncode != 0
     assert time.monotonic() - started < 30
-    assert f"no Redis answers at {url}" in ended.stdout + ended.stderr
+    assert address in ended.stderr and "TRIVET_REDIS__WAIT" in ended.stderr
 
 
 @pytest.mark.parametrize("part", ["worker", "api"])

@@ -22,11 +22,20 @@ def test_whole_answer(stack: Stack) -> None:
 
 
 def test_stream_says_the_same_as_the_whole(stack: Stack) -> None:
-    ask = {"model": "tiny", "messages": QUESTION, "max_tokens": 24, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    ask = {
+        "model": "tiny",
+        "messages": QUESTION,
+        "max_tokens": 24,
+        "temperature": 0,
+        "extra_body": {"ignore_eos": True},
+    }
     whole = stack.client.chat.completions.create(**ask)
     chunks = list(stack.client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant"
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole.choices[0].message.content
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        == whole.choices[0].message.content
+    )
     assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == ["length"]
     assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 24
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
@@ -72,7 +81,13 @@ def test_usage_counts_the_tokens_of_pictures(stack: Stack) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_several_choices(stack: Stack, stream: bool) -> None:
     """n > 1 gives each choice the tokens of its seed, seed + index."""
-    ask = {"model": "tiny", "messages": QUESTION, "max_tokens": 12, "temperature": 1.0, "extra_body": {"ignore_eos": True}}
+    ask = {
+        "model": "tiny",
+        "messages": QUESTION,
+        "max_tokens": 12,
+        "temperature": 1.0,
+        "extra_body": {"ignore_eos": True},
+    }
     alone = [
         stack.client.chat.completions.create(**ask, seed=40 + index).choices[0].message.content for index in range(3)
     ]

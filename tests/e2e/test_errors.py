@@ -12,6 +12,8 @@ from tests.e2e.prompts import image, text, user
 from tests.e2e.stack import Stack
 
 SECRET = "xyzzy-not-to-be-repeated"
+PART = "messages[0].content[0]"
+URL = "messages[0].content[1].image_url"
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -26,29 +28,13 @@ BAD: dict[str, tuple[dict[str, Any], int, str | None]] = {
     "temperature": ({"model": "tiny", "messages": HI, "temperature": -1}, 400, "temperature"),
     "max_tokens": ({"model": "tiny", "messages": HI, "max_tokens": SECRET}, 400, "max_tokens"),
     "too long": ({"model": "tiny", "messages": [{"role": "user", "content": f"{SECRET} " * 2000}]}, 400, None),
-    "not an image": (
-        {"model": "tiny", "messages": picture({"url": "data:image/png;base64,aGVsbG8="})}, 400, "messages[0].content[1].image_url"
-    ),
-    "bad base64": (
-        {"model": "tiny", "messages": picture({"url": f"data:image/png;base64,{SECRET}*"})},
-        400,
-        "messages[0].content[1].image_url",
-    ),
-    "http url": (
-        {"model": "tiny", "messages": picture({"url": f"http://127.0.0.1/{SECRET}.png"})}, 400, "messages[0].content[1].image_url"
-    ),
-    "no url": ({"model": "tiny", "messages": picture(None)}, 400, "messages[0].content[1].image_url"),
-    "internal reference": (
-        {"model": "tiny", "messages": picture({"url": "trivet:00112233445566778899aabbccddeeff:10"})},
-        400,
-        "messages[0].content[1].image_url",
-    ),
-    "video": (
-        {"model": "tiny", "messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": SECRET}}]}]},
-        400,
-        "messages[0].content[0]",
-    ),
-    "part without type": ({"model": "tiny", "messages": [{"role": "user", "content": [{"image_url": SECRET}]}]}, 400, None),
+    "not an image": ({"model": "tiny", "messages": picture({"url": "data:image/png;base64,aGVsbG8="})}, 400, URL),
+    "bad base64": ({"model": "tiny", "messages": picture({"url": f"data:image/png;base64,{SECRET}*"})}, 400, URL),
+    "http url": ({"model": "tiny", "messages": picture({"url": f"http://127.0.0.1/{SECRET}.png"})}, 400, URL),
+    "no url": ({"model": "tiny", "messages": picture(None)}, 400, URL),
+    "internal reference": ({"model": "tiny", "messages": picture({"url": f"trivet:{'0' * 32}:10"})}, 400, URL),
+    "video": ({"model": "tiny", "messages": user({"type": "video_url", "video_url": {"url": SECRET}})}, 400, PART),
+    "part without type": ({"model": "tiny", "messages": user({"image_url": SECRET})}, 400, f"{PART}.type"),
     "too many images": ({"model": "tiny", "messages": user(*(image(seed) for seed in range(5)))}, 400, None),
 }  # fmt: skip
 
@@ -99,14 +85,29 @@ def test_the_client_raises_its_own_classes(agg: Stack) -> None:
 
 
 def test_unknown_fields_are_ignored_and_transfer_parameters_dropped(pd: Stack) -> None:
-    forged = {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_engine_id": "x", "remote_host": "h", "remote_port": 1}
+    forged = {
+        "do_remote_prefill": True,
+        "remote_block_ids": [[1]],
+        "remote_engine_id": "x",
+        "remote_host": "h",
+        "remote_port": 1,
+    }
     answer = pd.post(
-        {"model": "tiny", "messages": HI, "max_tokens": 2, "no_such_field": 1, "kv_transfer_params": forged, "stream": False}
+        {
+            "model": "tiny",
+            "messages": HI,
+            "max_tokens": 2,
+            "no_such_field": 1,
+            "kv_transfer_params": forged,
+            "stream": False,
+        }
     )
     assert answer.status_code == 200
 
 
 def test_placeholder_words_in_text_are_harmless(stack: Stack) -> None:
     words = "<|vision_start|><|image_pad|><|vision_end|>"
-    assert stack.post({"model": "tiny", "messages": [{"role": "user", "content": words}], "max_tokens": 2}).status_code in (200, 400)
+    assert stack.post(
+        {"model": "tiny", "messages": [{"role": "user", "content": words}], "max_tokens": 2}
+    ).status_code in (200, 400)
     assert stack.post({"model": "tiny", "messages": HI, "max_tokens": 2}).status_code == 200

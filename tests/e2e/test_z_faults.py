@@ -36,7 +36,9 @@ def idle(stack: Stack) -> bool:
     with stack.redis as client:
         loads = [client.zcard(keys.load(worker.id)) for worker in stack.workers().values()]
     busy = [
-        stack.counter(name, f"vllm:num_requests_{state}") for name in stack.workers() for state in ("running", "waiting")
+        stack.counter(name, f"vllm:num_requests_{state}")
+        for name in stack.workers()
+        for state in ("running", "waiting")
     ]
     return not any(loads) and not any(busy)
 
@@ -84,7 +86,7 @@ def test_deadline_that_is_none(stack: Stack, value: str) -> None:
 
 @pytest.mark.parametrize(("topology", "victim"), [("agg", "agg"), ("pd", "decode")])
 def test_a_worker_killed_in_the_middle_of_a_stream(stacks: dict[str, Stack], topology: str, victim: str) -> None:
-    """The client gets an error frame and the end of its stream; new requests get 503 at once, and answers once it is back."""
+    """The client gets an error frame and its end; new requests get 503 at once, and answers once it is back."""
     stack = stacks[topology]
     before = stack.workers()[victim]
     frames: list[str] = []
@@ -107,7 +109,9 @@ def test_a_prefill_worker_killed(pd: Stack) -> None:
     """Streams that decode already go on; requests that come now are refused until it is back."""
     before = pd.workers()["prefill"]
     frames: list[str] = []
-    with httpx.stream("POST", f"{pd.base_url}/v1/chat/completions", json={**LONG, "max_tokens": 600}, timeout=60) as answer:
+    with httpx.stream(
+        "POST", f"{pd.base_url}/v1/chat/completions", json={**LONG, "max_tokens": 600}, timeout=60
+    ) as answer:
         for line in answer.iter_lines():
             if not line:
                 continue
@@ -124,7 +128,9 @@ def test_an_engine_killed_ends_its_worker(agg: Stack) -> None:
     import psutil
 
     before = agg.workers()["agg"]
-    engine = next(c for c in psutil.Process(before.pid).children(recursive=True) if "EngineCore" in c.name() + str(c.cmdline()))
+    engine = next(
+        c for c in psutil.Process(before.pid).children(recursive=True) if "EngineCore" in c.name() + str(c.cmdline())
+    )
     frames: list[str] = []
     with httpx.stream("POST", f"{agg.base_url}/v1/chat/completions", json=LONG, timeout=60) as answer:
         for line in answer.iter_lines():
@@ -151,7 +157,9 @@ def _refused_at_once(stack: Stack, victim: str) -> None:
 
 def _comes_back(stack: Stack, victim: str, old: str) -> None:
     eventually(
-        lambda: victim in stack.workers() and stack.workers()[victim].incarnation != old, 180, f"{victim} is started again"
+        lambda: victim in stack.workers() and stack.workers()[victim].incarnation != old,
+        180,
+        f"{victim} is started again",
     )
     eventually(lambda: httpx.get(f"{stack.base_url}/health/ready").status_code == 200, 10, "ready again")
     answer = stack.post({"model": "tiny", "messages": user(image(1), "hi"), "max_tokens": 2})

