@@ -1,0 +1,1 @@
+"""`trivet up`: which processes a topology needs, and a supervisor that starts, watches and stops them."""
