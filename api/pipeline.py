@@ -68,7 +68,7 @@ class Pipeline:
         Raises NoWorker, BrokerUnavailable, or RemoteFailure with whatever ended the job. A caller that stops early
         cancels it.
         """
-        plan = await self._router.plan(self._fleet.now, Ask(job.request_id, job.deadline, bool(job.prompt.media)))
+        plan = await self._plan(job)
         stream = self._reader.open(job.request_id, 0, frozenset(plan.workers))
         overdue = DeadlineExceeded("the request's deadline passed").failure()
         timer = asyncio.get_running_loop().call_later(max(0.0, job.deadline - time.time()), stream.fail, overdue)
@@ -83,6 +83,21 @@ class Pipeline:
             timer.cancel()
             self._reader.close(job.request_id)
             self._spawn(self._end(plan, job.request_id, cancel=not done))
+
+    async def _plan(self, job: Job) -> Plan:
+        ask = Ask(job.request_id, job.deadline, bool(job.prompt.media))
+        planning = asyncio.create_task(self._router.plan(self._fleet.now, ask))
+
+        def give_back(done: asyncio.Task[Plan]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                self._spawn(self._end(done.result(), job.request_id, cancel=False))
+
+        try:
+            return await asyncio.shield(planning)
+        except asyncio.CancelledError:
+            # The place may be taken by now, and nobody else would know where.
+            planning.add_done_callback(give_back)
+            raise
 
     def worker_lost(self, gone: Assignment) -> None:
         """End the streams that still depend on this worker."""

@@ -1,15 +1,17 @@
-"""Stopping a request wherever it is: a message to the worker that runs it, and a tombstone for the one that has yet to."""
+"""Stopping a request wherever it is: a message to the worker that runs it, a tombstone for the one that has yet to."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from app import keys
+from app.redis import subscription
 
 log = logging.getLogger(__name__)
 
@@ -29,18 +31,17 @@ async def is_cancelled(redis: Any, request_id: str) -> bool:
 async def listen(redis: Any, on_cancel: Callable[[str], None], running: Callable[[], list[str]]) -> None:
     """Call `on_cancel` for every cancelled request, for ever.
 
-    A message that is lost while the connection is down is made up for: after a reconnect the tombstones of all `running`
-    requests are read.
+    A message that is lost while the connection is down is made up for: whenever the subscription has been made (again),
+    the tombstones of all `running` requests are read.
     """
     while True:
         try:
-            async with redis.pubsub(ignore_subscribe_messages=True) as subscription:
-                await subscription.subscribe(keys.CANCEL_CHANNEL)
-                await _catch_up(redis, on_cancel, running())
-                while True:
-                    message = await subscription.get_message(timeout=4.0)
-                    if message is not None:
-                        on_cancel(message["data"].decode())
+            async with aclosing(subscription(redis, keys.CANCEL_CHANNEL)) as messages:
+                async for message in messages:
+                    if message is None:
+                        await _catch_up(redis, on_cancel, running())
+                    else:
+                        on_cancel(message.decode(errors="replace"))
         except (RedisError, OSError) as error:
             log.warning("cancel channel lost, subscribing again: %s", error)
             await asyncio.sleep(0.5)

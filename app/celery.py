@@ -1,6 +1,7 @@
 """The Celery application: `celery -A app.celery worker`, `celery -A app.celery flower`.
 
-Importing this must stay cheap: Flower, the CLI and every worker do it before anything else, so nothing here imports vLLM.
+Importing this must stay cheap: Flower, the CLI and every worker do it before anything else, so nothing here imports
+vLLM.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def configuration(broker_url: str) -> dict[str, Any]:
         "worker_disable_rate_limits": True,
         # A blip of Redis must not cancel the running generations.
         "worker_cancel_long_running_tasks_on_connection_loss": False,
-        "worker_soft_shutdown_timeout": 30,
+        # SIGQUIT: so long the requests in flight may go on, and then they end with an error for their clients.
+        "worker_soft_shutdown_timeout": 3,
         "worker_hijack_root_logger": False,
         "task_publish_retry": False,
         "broker_connection_retry_on_startup": True,

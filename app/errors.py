@@ -1,7 +1,7 @@
 """What can go wrong with a request, as one tree.
 
-Every error knows the HTTP status, the OpenAI `type` and `code`, and whether a client may try again, so that a stage, the
-router and the API raise the same classes and the edge needs no table.
+Every error knows the HTTP status, the OpenAI `code`, and whether a client may try again, so that a stage, the router
+and the API raise the same classes and the edge needs no table.
 """
 
 from __future__ import annotations

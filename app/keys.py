@@ -3,15 +3,15 @@
 | name | kind | lifetime | meaning |
 | --- | --- | --- | --- |
 | `trivet:workers` | set | none; dead members are removed by whoever lists them | ids of registered workers |
-| `trivet:worker:<id>` | string, JSON | lease, seconds (`worker.lease_s`) | a worker's record: roles, model, engine, load |
-| `trivet:api:<id>` | string, JSON | lease, seconds (`api.lease_s`) | an API process that reads tokens |
-| `trivet:load:<worker>` | sorted set | members end with their deadline | request id -> deadline of each request placed on the worker |
+| `trivet:worker:<id>` | string, JSON | `worker.lease_s` | a worker's record: roles, model, engine, load |
+| `trivet:api:<id>` | string, JSON | `api.lease_s` | an API process that reads tokens |
+| `trivet:load:<worker>` | sorted set | the last deadline | request id -> deadline, of all requests placed there |
 | `trivet:cancelled:<request>` | string | 600 s | tombstone: a task that finds it does not start |
-| `trivet:media:<identity>` | string, bytes | the request's deadline | media bytes on their way to the worker that encodes them |
+| `trivet:media:<identity>` | string, bytes | `api.request_timeout_s` | media bytes on their way to a worker |
 | `trivet:replay:<api>` | stream, capped | 600 s after the last batch | the last token batches, to refill a gap |
 | `trivet:tokens:<api>` | channel | | token batches for one API process |
 | `trivet:cancel` | channel | | ids of requests to stop |
-| `encode`, `prefill`, `decode` | list | until taken, or the task expires | Celery queue that any worker of the role takes from |
+| `encode`, `prefill`, `decode` | list | until taken | Celery queue that any worker of the role takes from |
 | `encode.<worker>`, ... | list | the same | Celery queue of one worker |
 
 Celery adds `_kombu.binding.*` and `unacked*`. Nothing here is pickled: strings are JSON, text or media bytes.

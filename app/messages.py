@@ -28,7 +28,7 @@ class MediaRef(Message):
 
 
 class Prompt(Message):
-    """A prompt as the API knows it: one placeholder token per medium, not yet expanded; media in order of appearance."""
+    """A prompt as the API knows it: one placeholder token per medium, not yet expanded; media in order."""
 
     token_ids: list[int] = Field(min_length=1)
     media: list[MediaRef] = []
@@ -38,8 +38,8 @@ class Prompt(Message):
 class FieldValue(Message):
     """One processor output that is no pixel data (grids, timestamps), in JSON.
 
-    A tensor has `dtype` and `shape` and its values flat, row-major; a plain number or nested list has `dtype` None. `kind` and `dim`
-    say how the model joins the values of several items (vLLM's field kinds).
+    A tensor has `dtype` and `shape` and its values flat, row-major; a plain number or nested list has `dtype` None.
+    `kind` and `dim` say how the model joins the values of several items (vLLM's field kinds).
     """
 
     kind: Literal["batched", "flat", "shared"]
@@ -52,8 +52,8 @@ class FieldValue(Message):
 class RenderedItem(Message):
     """One medium in a rendered prompt, without its pixels.
 
-    `offset` and `length` count prompt tokens. `embed_runs` are the lengths of alternating runs of the placeholder's embed mask,
-    starting with a run of "not embedded"; None means that every token of the placeholder is.
+    `offset` and `length` count prompt tokens. `embed_runs` are the lengths of alternating runs of the placeholder's
+    embed mask, starting with a run of "not embedded"; None means that every token of the placeholder is.
     `fields` are the processor's outputs that positions depend on (vLLM's `keep_on_cpu` fields).
     """
 
@@ -143,8 +143,9 @@ class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
 class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What one engine step added to one request.
 
-    `seq` counts the deltas of an attempt from 0; one with an `error` ends the attempt whatever its number. The last one has a `finish_reason` or an `error`. `prompt_token_ids` comes with
-    the first one when rendering changed the prompt, `cached_tokens` with the first one.
+    `seq` counts the deltas of an attempt from 0; one with an `error` ends the attempt whatever its number. The last one
+    has a `finish_reason` or an `error`. `prompt_token_ids` comes with the first one when rendering changed the prompt,
+    `cached_tokens` with the first one.
     """
 
     request: str
@@ -169,8 +170,8 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
 class Batch(msgspec.Struct, omit_defaults=True):
     """All deltas of one engine step of a worker for one API process.
 
-    `number` counts a worker incarnation's batches to that API from 1. A batch without deltas repeats the last number, so that
-    the loss of a last batch shows.
+    `number` counts a worker incarnation's batches to that API from 1. A batch without deltas repeats the last number,
+    so that the loss of a last batch shows.
     """
 
     worker: str

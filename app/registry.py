@@ -62,7 +62,8 @@ class Registry:
 
     def __init__(self, redis: Any, lease_s: float) -> None:
         self._redis = redis
-        self._lease_ms = int(lease_s * 1000)
+        self._lease_ms = max(1, int(lease_s * 1000))
+        self._unreadable: set[str] = set()
 
     async def announce(self, record: WorkerRecord) -> None:
         """Register, or renew the lease and the load."""
@@ -83,12 +84,25 @@ class Registry:
         if not ids:
             return []
         values = await self._redis.mget([keys.worker(one) for one in ids])
-        records = [_parse(one, value) for one, value in zip(ids, values, strict=True) if value is not None]
+        records = [self._parse(one, value) for one, value in zip(ids, values, strict=True) if value is not None]
         gone = [one for one, value in zip(ids, values, strict=True) if value is None]
         if gone:
             log.warning("workers gone (lease expired): %s", ", ".join(gone))
             await self._redis.srem(keys.WORKERS, *gone)
         return [record for record in records if record is not None]
+
+    def _parse(self, worker_id: str, value: bytes | str) -> WorkerRecord | None:
+        """The record; None, which is said once for each worker, if it is none."""
+        try:
+            record = WorkerRecord.model_validate_json(value)
+        except ValidationError as error:
+            if worker_id not in self._unreadable:
+                details = [(one["loc"], one["type"]) for one in error.errors(include_input=False, include_url=False)]
+                log.error("unreadable record of worker %s (another version of Trivet?): %s", worker_id, details)
+            self._unreadable.add(worker_id)
+            return None
+        self._unreadable.discard(worker_id)
+        return record
 
 
 @dataclass(frozen=True)
@@ -132,11 +146,3 @@ class Fleet:
 
 def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
-
-
-def _parse(worker_id: str, value: bytes | str) -> WorkerRecord | None:
-    try:
-        return WorkerRecord.model_validate_json(value)
-    except ValidationError as error:
-        log.error("unreadable record of worker %s (another version of Trivet?): %s", worker_id, error)
-        return None

@@ -1,23 +1,21 @@
 """All settings, one typed tree.
 
 Sources, strongest first: flags (of `trivet` and of `celery worker`), environment (`TRIVET_API__PORT=9000`), a TOML file
-(`trivet.toml`, or the one that `TRIVET_CONFIG` names), defaults. `trivet config` prints the values and where each came from.
+(`trivet.toml`, or the one that `TRIVET_CONFIG` names), defaults. `trivet config` prints the values and where each came
+from.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from pydantic_settings import (
-    BaseSettings,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from app.roles import ALL, Role
 
@@ -28,11 +26,11 @@ DEFAULT_CONFIG = "trivet.toml"
 
 
 class SettingsError(ValueError):
-    """A setting has a value that is not allowed. The message names it, where it came from and what is allowed."""
+    """A setting has a value that is not allowed. The message names it, its variable and what is allowed."""
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class RedisSettings(Section):
@@ -58,7 +56,7 @@ class RedisSettings(Section):
         if scheme in ("valkey", "valkeys"):
             return f"redis{scheme.removeprefix('valkey')}://{rest}"
         if scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("must begin with redis://, rediss://, valkey:// or unix:// (Redis Cluster cannot be a broker)")
+            raise ValueError("must begin with redis://, rediss://, valkey:// or unix:// (a cluster cannot be a broker)")
         return value
 
 
@@ -76,26 +74,34 @@ class EngineSettings(Section):
     kv_lease_s: float = Field(120.0, ge=10)
     """How long a prefill worker keeps KV blocks that no decode worker has read."""
     nixl_progress_delay_us: int = Field(100, ge=0)
-    """Sleep of NIXL's progress thread between two looks, in microseconds; 0 spins, which takes a whole core for each engine."""
+    """Microseconds that NIXL's progress thread sleeps between two looks; 0 spins, which takes a core per engine."""
     start_timeout_s: float = Field(1800.0, gt=0)
     """Longest start of an engine, loading and compiling included."""
 
 
 class WorkerSettings(Section):
     roles: Annotated[frozenset[Role] | None, NoDecode] = None
-    """Stages that the worker runs, comma-separated: encode, prefill, decode. Not given: all; without media, all but encode."""
+    """Stages of the worker, comma-separated: encode, prefill, decode. Not given: all; without media, all but encode."""
     gpu: str | None = None
     """GPUs of the worker, as CUDA_VISIBLE_DEVICES takes them. Not given: what the environment says."""
     heartbeat_s: float = Field(1.0, gt=0)
     """Seconds between two renewals of the registration."""
-    lease_s: float = Field(6.0, gt=0)
-    """A worker without a heartbeat for so long counts as dead."""
+    lease_s: float = Field(6.0, gt=0, validate_default=True)
+    """A worker without a heartbeat for so long counts as dead; at least twice `heartbeat_s`."""
     concurrency: int = Field(512, ge=1)
     """Most requests in flight in one worker; more wait in its queue."""
     metrics_host: str = "127.0.0.1"
     """Address on which the worker serves the engine's Prometheus metrics; the port is chosen by the program."""
     side_channel_host: str = "127.0.0.1"
-    """Address on which other engines reach this one's NIXL side channel. It has no authentication: a private network."""
+    """Address where other engines reach this one's NIXL side channel. It has no authentication: a private network."""
+
+    @field_validator("lease_s")
+    @classmethod
+    def _outlives_a_lost_heartbeat(cls, value: float, info: ValidationInfo) -> float:
+        heartbeat = info.data.get("heartbeat_s", 0.0)
+        if value < 2 * heartbeat:
+            raise ValueError(f"must be at least twice worker.heartbeat_s ({heartbeat:g})")
+        return value
 
     @field_validator("roles", mode="before")
     @classmethod
@@ -192,11 +198,11 @@ class Settings(BaseSettings):
     def settings_customise_sources(
         cls,
         settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        init_settings: Source,
+        env_settings: Source,
+        dotenv_settings: Source,
+        file_secret_settings: Source,
+    ) -> tuple[Source, ...]:
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config_file())
 
 
@@ -213,6 +219,8 @@ def load(**flags: Any) -> Settings:
     _refuse_unknown_variables()
     try:
         return Settings(**flags)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{config_file()} is not TOML: {error}") from None
     except ValidationError as error:
         raise SettingsError("\n".join(_explain(one) for one in error.errors())) from None
 
@@ -275,10 +283,11 @@ def _text(value: Any) -> str:
 
 
 def _explain(error: Any) -> str:
-    path = ".".join(str(part) for part in error["loc"])
-    given = error.get("input")
+    path = ".".join(part for part in error["loc"] if isinstance(part, str))
+    # A URL's password is nobody's business.
+    given = re.sub(r"://[^/@\s]*@", "://***@", repr(error.get("input")))
     message = error["msg"].removeprefix("Value error, ")
-    return f"{path} ({variable(path)}): {message}; given: {given!r}"
+    return f"{path} ({variable(path)}): {message}; given: {given}"
 
 
 def _refuse_unknown_variables() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from app.settings import SettingsError
 
@@ -16,7 +16,13 @@ def parse(model: str, given: list[str]) -> Any:
         raise SettingsError("model (TRIVET_MODEL): name a model, as a local path or a hub name")
     parser = FlexibleArgumentParser(exit_on_error=False)
     AsyncEngineArgs.add_cli_args(parser)
+    # In place of 300 lines of usage and an exit.
+    parser.error = _refuse
     try:
         return AsyncEngineArgs.from_cli_args(parser.parse_args([*given, "--model", model]))
     except (SystemExit, Exception) as error:
         raise SettingsError(f"engine.args (TRIVET_ENGINE__ARGS): vLLM does not take {given!r}: {error}") from error
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(message)

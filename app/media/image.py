@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import io
+import threading
 import warnings
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from app.errors import MediaRefused
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
+#: `warnings.catch_warnings` swaps the process's filters, which two threads must not do at once.
+_filters = threading.Lock()
+
 
 def check_image(data: bytes, max_pixels: int, param: str) -> tuple[int, int]:
     """(width, height) from the header; nothing is decoded. Raises MediaRefused."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                width, height = image.size
+        width, height = _size(data)
     except Image.DecompressionBombError:
         raise MediaRefused(_too_large(max_pixels), param=param) from None
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError):
-        # Pillow's own message holds an object's address; it stays here.
+    except Exception:
+        # Whatever a broken header makes Pillow raise. Its own message holds an object's address; it stays here.
         raise MediaRefused(f"not an image in a known format ({', '.join(FORMATS)})", param=param) from None
     if width * height > max_pixels:
         raise MediaRefused(_too_large(max_pixels), param=param)
+    if width < 1 or height < 1:
+        raise MediaRefused("the image has no pixels", param=param)
     return width, height
+
+
+def _size(data: bytes) -> tuple[int, int]:
+    with _filters, warnings.catch_warnings():
+        # Pillow warns of large images and of broken metadata: both are answered here.
+        warnings.simplefilter("ignore")
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            return image.size
 
 
 def _too_large(max_pixels: int) -> str:

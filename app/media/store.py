@@ -1,4 +1,4 @@
-"""Where media bytes wait for the worker that encodes them. A store is a seam: another way to move bytes is another class."""
+"""Where media bytes wait for the worker that encodes them. Another way to move bytes is another class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class MediaStore(Protocol):
         """Keep `data` under its name for at least `ttl_s` seconds."""
 
     async def get(self, identity: str) -> bytes:
-        """The bytes. Raises MediaRefused if they are gone."""
+        """The bytes. Raises MediaRefused if they are gone, BrokerUnavailable if the store does not answer."""
 
 
 class RedisMediaStore:
@@ -31,7 +31,10 @@ class RedisMediaStore:
             raise BrokerUnavailable(f"the media could not be stored ({type(error).__name__})") from error
 
     async def get(self, identity: str) -> bytes:
-        data: bytes | None = await self._redis.get(keys.media(identity))
+        try:
+            data: bytes | None = await self._redis.get(keys.media(identity))
+        except (RedisError, OSError) as error:
+            raise BrokerUnavailable(f"the media could not be read ({type(error).__name__})") from error
         if data is None:
             raise MediaRefused("the media expired before a worker read them; send the request again")
         return data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -13,8 +14,12 @@ from redis.exceptions import RedisError
 from app import keys
 from app.errors import Failure, TokensLost
 from app.messages import Assignment, Batch, Delta
+from app.redis import subscription
 
 log = logging.getLogger(__name__)
+
+#: Batches read at once from the replay stream, whose size is in megabytes.
+PAGE = 100
 
 
 class RequestStream:
@@ -25,12 +30,13 @@ class RequestStream:
         self.attempt = attempt
         self.workers = workers
         self._expected = 0
+        self._ended = False
         self._ready: deque[Delta] = deque()
         self._wake: asyncio.Future[None] | None = None
 
     def feed(self, delta: Delta) -> None:
         """Take a delta from the channel; another attempt's and those seen before are dropped."""
-        if delta.attempt != self.attempt or delta.seq < self._expected:
+        if delta.attempt != self.attempt or (delta.seq < self._expected and delta.error is None):
             return
         if delta.seq > self._expected and delta.error is None:
             lost = TokensLost(f"part {self._expected} of the answer was lost between worker and API")
@@ -55,6 +61,10 @@ class RequestStream:
         return deltas
 
     def _put(self, delta: Delta) -> None:
+        # Whatever comes after the end would hide it from a reader that looks at the last delta.
+        if self._ended:
+            return
+        self._ended = delta.final
         self._ready.append(delta)
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
@@ -88,17 +98,14 @@ class TokenReader:
 
     async def run(self) -> None:
         """Read for ever. A lost connection is made again; what was missed shows as a gap and is refilled."""
-        channel = keys.tokens_channel(self._api)
         while True:
             try:
-                async with self._redis.pubsub(ignore_subscribe_messages=True) as subscription:
-                    await subscription.subscribe(channel)
-                    await subscription.get_message(timeout=1.0)
-                    self.subscribed.set()
-                    while True:
-                        message = await subscription.get_message(timeout=4.0)
-                        if message is not None:
-                            await self._take(self._decoder.decode(message["data"]))
+                async with aclosing(subscription(self._redis, keys.tokens_channel(self._api))) as messages:
+                    async for message in messages:
+                        if message is None:
+                            self.subscribed.set()
+                        elif (batch := self._decode(message)) is not None:
+                            await self._take(batch)
             except (RedisError, OSError) as error:
                 log.warning("token channel lost, subscribing again: %s", error)
                 await asyncio.sleep(0.2)
@@ -123,20 +130,36 @@ class TokenReader:
         """Deliver the batches last+1 .. until of one worker from the replay stream."""
         self.gaps += 1
         found = await self._replayed(source, last, until)
-        for batch in found:
-            self._deliver(batch)
+        for number in sorted(found):
+            self._deliver(found[number])
         log.warning("token gap from %s: batches %d to %d, refilled %d", source[0], last + 1, until, len(found))
-        if len({batch.number for batch in found}) < until - last:
+        if len(found) < until - last:
             self._fail_all(Assignment(worker=source[0], incarnation=source[1]))
 
-    async def _replayed(self, source: tuple[str, str], last: int, until: int) -> list[Batch]:
+    async def _replayed(self, source: tuple[str, str], last: int, until: int) -> dict[int, Batch]:
+        """Batches last+1 .. until, as far as the replay stream has them, by number. It is read from its newest end."""
+        found: dict[int, Batch] = {}
+        newest, pages = "+", -(-2 * self._replay_batches // PAGE)
         try:
-            entries = await self._redis.xrevrange(keys.replay(self._api), count=2 * self._replay_batches)
+            while len(found) < until - last and pages > 0:
+                entries = await self._redis.xrevrange(keys.replay(self._api), max=newest, count=PAGE)
+                batches = [self._decode(fields.get(b"batch", b"")) for _, fields in entries]
+                mine = [one for one in batches if one is not None and (one.worker, one.incarnation) == source]
+                found |= {one.number: one for one in mine if last < one.number <= until}
+                if len(entries) < PAGE:
+                    break
+                newest, pages = f"({entries[-1][0].decode()}", pages - 1
         except (RedisError, OSError) as error:
             log.error("the replay stream cannot be read: %s", error)
-            return []
-        batches = [self._decoder.decode(fields[b"batch"]) for _, fields in reversed(entries)]
-        return [b for b in batches if (b.worker, b.incarnation) == source and last < b.number <= until]
+        return found
+
+    def _decode(self, payload: bytes) -> Batch | None:
+        """The batch; None, which leaves a gap in its place, if it is none."""
+        try:
+            return self._decoder.decode(payload)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            log.error("a token batch that is none (another version of Trivet?): %s", error)
+            return None
 
     def _fail_all(self, worker: Assignment) -> None:
         lost = TokensLost("part of the answer was lost between worker and API").failure()

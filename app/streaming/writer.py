@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 #: How long a batch is tried again while Redis is away, before its requests are given up.
 RETRY_FOR_S = 10.0
+#: How long an API process with neither listener nor lease is waited for: a Redis restarted empty knows neither.
+GONE_AFTER_S = 5.0
 #: How long after its last delta an API process still gets ticks.
 TICK_FOR_S = 60.0
 
@@ -80,12 +82,23 @@ class TokenWriter:
                 deltas, channel.pending = channel.pending, []
                 channel.number += 1
                 batch = Batch(self._worker, self._incarnation, channel.number, deltas)
-                if not await self._publish(api, self._encoder.encode(batch)):
-                    self._channels.pop(api, None)
-                    self._on_gone(api)
-                    return
+                await self._send(api, channel, batch)
         finally:
             channel.flushing = None
+
+    async def _send(self, api: str, channel: _Channel, batch: Batch) -> None:
+        try:
+            sent = await self._publish(api, self._encoder.encode(batch))
+        except Exception:
+            # Its number stays used, so the API sees a gap and ends the requests instead of waiting for them.
+            log.exception("token batch %d for API %s is lost", batch.number, api)
+            return
+        if sent:
+            return
+        channel.pending.clear()
+        # A number that is never sent: an API process that comes back sees the gap, and ends the requests dropped here.
+        channel.number += 1
+        self._on_gone(api)
 
     async def _publish(self, api: str, payload: bytes) -> bool:
         """Publish and append to the replay stream. False: the API process is gone, or Redis has been for too long."""
@@ -97,13 +110,24 @@ class TokenWriter:
             pipe.publish(keys.tokens_channel(api), payload)
             try:
                 *_, listeners = await pipe.execute()
-                return bool(listeners) or await self._is_alive(api)
+                return bool(listeners) or await self._is_there(api)
             except (RedisError, OSError) as error:
                 if time.monotonic() >= until:
                     log.error("tokens for API %s given up after %.0f s without Redis: %s", api, RETRY_FOR_S, error)
                     return False
                 await asyncio.sleep(0.1)
 
-    async def _is_alive(self, api: str) -> bool:
-        """No listener may be a reconnect in progress; no lease means gone."""
-        return bool(await self._redis.exists(keys.api(api)))
+    async def _is_there(self, api: str) -> bool:
+        """Whether an API process that does not listen is only reconnecting: it has a lease, or is soon back."""
+        until = time.monotonic() + GONE_AFTER_S
+        while True:
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.exists(keys.api(api))
+            pipe.pubsub_numsub(keys.tokens_channel(api))
+            lease, [(_, listeners)] = await pipe.execute()
+            if lease or listeners:
+                return True
+            if time.monotonic() >= until:
+                log.warning("API %s is gone: no lease, and nobody listens", api)
+                return False
+            await asyncio.sleep(0.1)

@@ -37,7 +37,7 @@ def task(deadline: float | None = None, **params: Any) -> DecodeTask:
 def received(sent: bytes) -> Any:
     """The message as kombu's Redis channel makes it of what lies in the queue."""
     channel = object.__new__(Channel)
-    channel._cookie = None  # type: ignore[attr-defined]
+    channel._cookie = None
     message = Channel.Message(json.loads(sent), channel=channel)
     message.accept = {"application/json"}
     return message

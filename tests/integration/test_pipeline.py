@@ -1,0 +1,141 @@
+"""api.pipeline with its real router, sender, reader and fleet on a real Redis, and workers that lack only an engine."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from app import cancellation, keys
+from app.errors import EngineFailed
+from app.messages import Assignment, DecodeTask, Delta, MediaRef, PrefillTask, Prompt, RenderedPrompt
+from tests.integration.fake_api import API, agg, answer, failure, job, serving, split
+from tests.integration.fake_worker import FakeWorker, silence
+from tests.messages import AGG, DECODE, PREFILL
+from tests.polling import until
+
+
+async def test_a_request_on_one_worker(redis: Any) -> None:
+    one = agg(redis)
+    async with serving(redis, one) as api:
+        media = [MediaRef(modality="image", identity="a" * 32, size=5)]
+        asked = job(prompt=Prompt(token_ids=[1], media=media, cache_salt="s"), priority=3, reasoning_ended=True)
+        assert await answer(api, asked) == list(range(5))
+        (task,) = one.taken
+        assert isinstance(task, DecodeTask) and task.kv is None
+        assert (task.prompt, task.params, task.deadline) == (asked.prompt, asked.params, asked.deadline)
+        assert (task.priority, task.reasoning_ended, task.api, task.plan.decode) == (3, True, API, AGG)
+        await api.clean(AGG)
+        assert not await cancellation.is_cancelled(redis, "r"), "a finished request needs no tombstone"
+
+
+async def test_a_request_over_two_workers(redis: Any) -> None:
+    prefill, decode = split(redis)
+    async with serving(redis, prefill, decode) as api:
+        assert await answer(api, job()) == list(range(5))
+        (first,), (second,) = prefill.taken, decode.taken
+        assert isinstance(first, PrefillTask) and isinstance(second, DecodeTask)
+        assert isinstance(second.prompt, RenderedPrompt) and second.kv is not None
+        await api.clean(PREFILL, DECODE)
+        assert not await cancellation.is_cancelled(redis, "r")
+
+
+async def test_64_requests_at_once(redis: Any) -> None:
+    other = Assignment(worker="agg@gpu9", incarnation="x")
+    workers = agg(redis), agg(redis, assignment=other)
+    async with serving(redis, *workers) as api:
+        answers = await asyncio.gather(*(answer(api, job(f"r{n}", tokens=n + 1)) for n in range(64)))
+        assert answers == [list(range(n + 1)) for n in range(64)]
+        assert sorted(len(one.taken) for one in workers) == [32, 32]
+        await api.clean(AGG, other)
+
+
+async def test_the_first_token_does_not_wait_for_the_second(redis: Any) -> None:
+    release = asyncio.Event()
+
+    async def two(one: FakeWorker, task: DecodeTask) -> None:
+        one.say(task, 0)
+        await release.wait()
+        one.say(task, 1, finish_reason="stop")
+
+    async with serving(redis, agg(redis, two)) as api:
+        stream = api.pipeline.stream(job())
+        assert [delta.seq for delta in await asyncio.wait_for(anext(stream), 5)] == [0]
+        release.set()
+        assert [delta.seq for delta in await asyncio.wait_for(anext(stream), 5)] == [1]
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+
+async def test_an_error_of_the_worker_is_raised_as_it_was(redis: Any) -> None:
+    async def fail(one: FakeWorker, task: DecodeTask) -> None:
+        one.say(task, 0)
+        sent = EngineFailed("the engine burns", param="messages").failure()
+        one.tokens.put(task.api, Delta(request=task.request_id, attempt=task.attempt, seq=1 << 31, error=sent))
+
+    async with serving(redis, agg(redis, fail)) as api:
+        raised = await failure(api, job())
+        assert raised.failure() == EngineFailed("the engine burns", param="messages").failure()
+        await api.clean(AGG)
+
+
+async def test_the_deadline_ends_it_here_and_there(redis: Any) -> None:
+    one = agg(redis, silence)
+    async with serving(redis, one) as api:
+        began = time.monotonic()
+        raised = await failure(api, job(seconds=0.5))
+        assert (raised.code, raised.status) == ("deadline_exceeded", 504)
+        assert 0.4 < time.monotonic() - began < 3
+        await api.clean(AGG)
+        await until(lambda: one.cancelled == ["r"], "the worker's being told")
+        assert await cancellation.is_cancelled(redis, "r")
+
+
+async def test_a_deadline_that_has_passed(redis: Any) -> None:
+    async with serving(redis, agg(redis, silence)) as api:
+        assert (await failure(api, job(seconds=-1))).code == "deadline_exceeded"
+        await api.clean(AGG)
+
+
+async def test_a_caller_that_leaves_cancels_it_everywhere(redis: Any) -> None:
+    async def first_token(one: FakeWorker, task: DecodeTask) -> None:
+        one.say(task, 0)
+
+    one = agg(redis, first_token)
+    async with serving(redis, one) as api:
+        stream = api.pipeline.stream(job())
+        await asyncio.wait_for(anext(stream), 5)
+        assert await redis.zcard(keys.load(AGG.worker)) == 1
+        await stream.aclose()
+        await api.clean(AGG)
+        await until(lambda: one.cancelled == ["r"], "the worker's being told")
+        assert await cancellation.is_cancelled(redis, "r")
+
+
+async def test_a_caller_that_is_cancelled_while_it_waits(redis: Any) -> None:
+    one = agg(redis, silence)
+    async with serving(redis, one) as api:
+        waiting = asyncio.create_task(answer(api, job()))
+        await until(lambda: one.taken, "the task")
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await api.clean(AGG)
+        await until(lambda: one.cancelled == ["r"], "the worker's being told")
+
+
+async def test_a_caller_that_leaves_at_any_moment_keeps_no_place(redis: Any) -> None:
+    async with serving(redis, agg(redis, silence)) as api:
+        for turns in range(40):
+            leaving = asyncio.create_task(answer(api, job(f"r{turns}")))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            leaving.cancel()
+            await asyncio.wait([leaving], timeout=5)
+            assert leaving.cancelled()
+
+        async def nothing_held() -> bool:
+            return not await redis.zcard(keys.load(AGG.worker))
+
+        await until(nothing_held, "the last place's being given back")
+        await api.clean(AGG)

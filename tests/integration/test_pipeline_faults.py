@@ -1,0 +1,143 @@
+"""api.pipeline when workers die, Redis hangs, restarts or is not there."""
+
+import asyncio
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from api import fleet as fleet_module
+from app import cancellation, keys
+from app.errors import BrokerUnavailable, NoWorker, RemoteFailure
+from app.messages import Assignment, DecodeTask
+from app.redis import connect
+from app.routing import Ask, LeastLoaded
+from tests.integration.fake_api import agg, answer, job, serving, split
+from tests.integration.fake_worker import FakeWorker, silence
+from tests.messages import AGG, DECODE, PREFILL
+from tests.polling import until
+from tests.redis_server import free_port, redis_server
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "REFRESH_S", 0.02)
+    monkeypatch.setattr(fleet_module, "GRACE_S", 0.3)
+
+
+async def test_a_worker_that_dies_ends_its_requests_and_no_others(redis: Any) -> None:
+    other = Assignment(worker="agg@gpu9", incarnation="x")
+    dying, living = agg(redis, silence), agg(redis, silence, other)
+    async with serving(redis, dying, living) as api:
+        answers = [asyncio.create_task(answer(api, job(f"r{n}"))) for n in range(8)]
+        await until(lambda: len(dying.taken) + len(living.taken) == 8, "the tasks")
+        await dying.die()
+        await until(lambda: sum(one.done() for one in answers) == 4, "the end of half of them")
+        errors = [one.exception() for one in answers if one.done()]
+        assert all(isinstance(error, RemoteFailure) and error.code == "worker_lost" for error in errors)
+        assert all(isinstance(error, RemoteFailure) and error.failure().retry_after_s for error in errors)
+        for task in living.taken:
+            living.say(task, 0, finish_reason="stop")
+        rest = await asyncio.gather(*answers, return_exceptions=True)
+        assert sorted(map(str, rest)).count("[0]") == 4
+        await api.clean(AGG, other)
+
+
+@pytest.mark.parametrize("spoken", [False, True])
+async def test_a_prefill_worker_that_dies_matters_until_the_decode_worker_speaks(redis: Any, spoken: bool) -> None:
+    prefill, decode = split(redis, decode=silence)
+    async with serving(redis, prefill, decode) as api:
+        stream = api.pipeline.stream(job())
+        first = asyncio.create_task(anext(stream))
+        await until(lambda: decode.taken, "the decode task")
+        if spoken:
+            decode.say(decode.taken[0], 0)
+            await first
+        await prefill.die()
+        if not spoken:
+            with pytest.raises(RemoteFailure, match="prefill@gpu0"):
+                await asyncio.wait_for(first, 5)
+        else:
+            await until(lambda: len(api.fleet.now.workers) == 1, "the loss")
+            await asyncio.sleep(0.5)
+            decode.say(decode.taken[0], 1, finish_reason="stop")
+            assert [delta.seq for delta in await asyncio.wait_for(anext(stream), 5)] == [1]
+        await stream.aclose()
+        await api.clean(PREFILL, DECODE)
+
+
+async def test_no_worker_is_said_at_once_and_leaves_nothing(redis: Any) -> None:
+    async with serving(redis) as api:
+        with pytest.raises(NoWorker, match="decode, prefill"):
+            await answer(api, job())
+        await api.clean()
+    assert await redis.keys("trivet:load:*") == []
+
+
+async def test_a_broker_that_is_away_costs_the_request_and_no_place(redis: Any) -> None:
+    broker = connect(f"redis://127.0.0.1:{free_port()}/0", 0.3, name="broker")
+    one = agg(redis)
+    async with serving(redis, one, broker=broker) as api:
+        with pytest.raises(BrokerUnavailable):
+            await answer(api, job())
+        await api.clean(AGG)
+        assert one.taken == []
+    await broker.aclose()
+
+
+async def test_what_a_hung_redis_took_in_does_not_run_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task lies in the server's socket while the client gives up; the clean-up must outlast the hang."""
+    with redis_server() as server:
+        redis, theirs = connect(server.url, 0.3, name="api"), connect(server.url, 10.0, name="worker")
+        one = agg(theirs)
+        async with serving(redis, one) as api:
+            assert await answer(api, job("before")) == list(range(5))
+            plan = await LeastLoaded(redis).plan(api.fleet.now, Ask("r", time.time() + 30, False))
+
+            async def planned(*_: Any) -> Any:
+                return plan
+
+            monkeypatch.setattr(api.pipeline._router, "plan", planned)
+            assert server.process is not None
+            os.kill(server.process.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(BrokerUnavailable):
+                    await answer(api, job("r"))
+                await asyncio.sleep(0.5)  # longer than the clean-up's first try
+            finally:
+                os.kill(server.process.pid, signal.SIGCONT)
+            await api.pipeline.settle(20)
+            assert await cancellation.is_cancelled(redis, "r")
+            assert await redis.zcard(keys.load(AGG.worker)) == 0
+        await redis.aclose()
+        await theirs.aclose()
+
+
+async def test_a_restart_of_redis_in_the_middle_of_a_stream() -> None:
+    with redis_server() as server:
+        redis, theirs = (connect(server.url, 2.0, name="test") for _ in range(2))
+        go_on = asyncio.Event()
+
+        async def slow(one: FakeWorker, task: DecodeTask) -> None:
+            for seq in range(20):
+                if seq == 10:
+                    await go_on.wait()
+                one.say(task, seq, finish_reason="stop" if seq == 19 else None)
+                await asyncio.sleep(0.01)
+
+        one = agg(theirs, slow)
+        async with serving(redis, one) as api:
+            stream = api.pipeline.stream(job())
+            got: list[int] = []
+            while len(got) < 10:
+                got += [delta.seq for delta in await asyncio.wait_for(anext(stream), 5)]
+            server.restart()
+            go_on.set()
+            async with asyncio.timeout(20):
+                async for deltas in stream:
+                    got += [delta.seq for delta in deltas]
+            assert got == list(range(20))
+        await redis.aclose()
+        await theirs.aclose()

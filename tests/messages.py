@@ -1,0 +1,50 @@
+"""Messages for tests."""
+
+import time
+from typing import Any
+
+from app.messages import Assignment, DecodeTask, Plan, PrefillTask, Prompt
+from app.registry import EngineState, WorkerRecord
+from app.roles import Role
+
+ENGINE = EngineState(vllm="0", max_model_len=100, block_size=16, kv_tokens=1600)
+AGG = Assignment(worker="agg@gpu0", incarnation="a1")
+PREFILL = Assignment(worker="prefill@gpu0", incarnation="p1")
+DECODE = Assignment(worker="decode@gpu1", incarnation="d1")
+
+
+def worker(assignment: Assignment, *roles: Role, **changes: Any) -> WorkerRecord:
+    fields: dict[str, Any] = {
+        "id": assignment.worker,
+        "incarnation": assignment.incarnation,
+        "roles": frozenset(roles),
+        "model": "m",
+        "multimodal": Role.ENCODE in roles,
+        "pid": 1,
+        "host": "h",
+        "concurrency": 8,
+        "metrics": "",
+        "engine": ENGINE,
+        "started": time.time(),
+    }
+    return WorkerRecord(**fields | changes)
+
+
+def decode_task(request_id: str, deadline: float | None = None, **changes: Any) -> DecodeTask:
+    return DecodeTask(prompt=Prompt(token_ids=[1, 2, 3]), **_common(request_id, deadline) | changes)
+
+
+def prefill_task(request_id: str, deadline: float | None = None, **changes: Any) -> PrefillTask:
+    return PrefillTask(prompt=Prompt(token_ids=[1, 2, 3]), **_common(request_id, deadline) | changes)
+
+
+def _common(request_id: str, deadline: float | None) -> dict[str, Any]:
+    return {
+        "request_id": request_id,
+        "attempt": 0,
+        "api": "api-1",
+        "model": "m",
+        "plan": Plan(prefill=AGG, decode=AGG),
+        "deadline": time.time() + 60 if deadline is None else deadline,
+        "params": {"max_tokens": 4},
+    }

@@ -1,0 +1,96 @@
+"""api.disconnect."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from fastapi import Request
+
+from api.disconnect import ClientGone, unless_disconnected
+
+
+class Client:
+    """The receiving end of a request whose body has been read."""
+
+    def __init__(self) -> None:
+        self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.request = Request({"type": "http", "headers": []}, self.messages.get)
+
+    def leave(self) -> None:
+        self.messages.put_nowait({"type": "http.disconnect"})
+
+
+class Work:
+    def __init__(self) -> None:
+        self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.cancelled = False
+
+    async def __call__(self) -> str:
+        try:
+            return await asyncio.shield(self.end)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            self.cancelled = True
+            raise
+
+
+async def settled() -> None:
+    assert asyncio.all_tasks() == {asyncio.current_task()}, "something was left running"
+
+
+async def test_the_result_of_the_work() -> None:
+    client, work = Client(), Work()
+    work.end.set_result("answer")
+    assert await unless_disconnected(client.request, work()) == "answer"
+    await settled()
+
+
+async def test_the_error_of_the_work() -> None:
+    client, work = Client(), Work()
+    work.end.set_exception(ValueError("broken"))
+    with pytest.raises(ValueError, match="broken"):
+        await unless_disconnected(client.request, work())
+    await settled()
+
+
+async def test_a_client_that_leaves_ends_the_work() -> None:
+    client, work = Client(), Work()
+    serving = asyncio.create_task(unless_disconnected(client.request, work()))
+    await asyncio.sleep(0.01)
+    client.messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+    await asyncio.sleep(0.01)
+    assert not serving.done(), "the end of the body is no disconnect"
+    client.leave()
+    with pytest.raises(ClientGone):
+        await asyncio.wait_for(serving, 5)
+    assert work.cancelled
+    await settled()
+
+
+async def test_a_finished_work_wins_over_a_client_that_leaves() -> None:
+    client, work = Client(), Work()
+    work.end.set_result("answer")
+    client.leave()
+    assert await unless_disconnected(client.request, work()) == "answer"
+
+
+async def test_being_cancelled_cancels_the_work() -> None:
+    client, work = Client(), Work()
+    serving = asyncio.create_task(unless_disconnected(client.request, work()))
+    await asyncio.sleep(0.01)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(serving, 5)
+    assert work.cancelled
+    await settled()
+
+
+async def test_a_disconnect_seen_here_is_seen_again_later() -> None:
+    """What it took from the channel without need must not be lost: a stream that follows watches the same one."""
+    client, work = Client(), Work()
+    serving = asyncio.create_task(unless_disconnected(client.request, work()))
+    await asyncio.sleep(0.01)
+    work.end.set_result("answer")
+    assert await asyncio.wait_for(serving, 5) == "answer"
+    client.leave()
+    assert (await asyncio.wait_for(client.request.receive(), 5))["type"] == "http.disconnect"

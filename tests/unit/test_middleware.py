@@ -1,0 +1,142 @@
+"""api.middleware, under a real ASGI application."""
+
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
+
+from api import errors
+from api.middleware import BodyLimit, RequestId
+
+LIMIT = 1000
+
+
+def application(read: list[int]) -> FastAPI:
+    app = FastAPI()
+    app.add_middleware(BodyLimit, max_bytes=lambda: LIMIT)
+    app.add_middleware(RequestId)
+    errors.install(app)
+
+    @app.post("/echo")
+    async def echo(request: Request) -> dict[str, Any]:
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            read.append(len(chunk))
+        return {"size": len(body), "id": request.state.request_id}
+
+    @app.post("/typed")
+    async def typed(body: dict[str, Any]) -> int:
+        return len(body)
+
+    @app.get("/stream")
+    async def stream() -> StreamingResponse:
+        async def frames() -> AsyncIterator[str]:
+            yield "a"
+            yield "b"
+
+        return StreamingResponse(frames())
+
+    return app
+
+
+class Client:
+    def __init__(self) -> None:
+        self.read: list[int] = []
+        self.app = application(self.read)
+
+    async def __call__(self, method: str, path: str, **options: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+            return await client.request(method, path, **options)
+
+
+async def chunks(number: int, size: int = 100) -> AsyncIterator[bytes]:
+    for _ in range(number):
+        yield bytes(size)
+
+
+def refused(response: httpx.Response) -> None:
+    assert response.status_code == 413
+    error = response.json()["error"]
+    assert (error["code"], error["type"]) == ("request_too_large", "invalid_request_error")
+    assert "api.max_body_mb allows (0.001 MB)" in error["message"]
+    assert "x-request-id" in response.headers
+
+
+async def test_a_body_at_the_limit_is_taken() -> None:
+    response = await Client()("POST", "/echo", content=bytes(LIMIT))
+    assert (response.status_code, response.json()["size"]) == (200, LIMIT)
+
+
+async def test_a_declared_body_over_it_is_refused_unread() -> None:
+    client = Client()
+    response = await client("POST", "/echo", content=bytes(LIMIT + 1))
+    refused(response)
+    assert response.headers["connection"] == "close" and client.read == []
+
+
+async def test_an_undeclared_body_is_counted_as_it_comes() -> None:
+    client = Client()
+    response = await client("POST", "/echo", content=chunks(10))
+    assert (response.status_code, response.json()["size"]) == (200, LIMIT)
+    client = Client()
+    refused(await client("POST", "/echo", content=chunks(1000)))
+    assert sum(client.read) <= LIMIT, "reading goes on after the limit"
+
+
+async def test_a_declaration_that_lies_is_no_way_around() -> None:
+    client = Client()
+    refused(await client("POST", "/echo", content=chunks(1000), headers={"content-length": "5"}))
+    assert sum(client.read) <= LIMIT
+
+
+async def test_a_typed_route_says_the_same() -> None:
+    refused(await Client()("POST", "/typed", content=chunks(1000)))
+
+
+@pytest.mark.parametrize("declared", ["-5", "abc", "5, 5", "٣", "9" * 5000])
+async def test_a_nonsense_declaration_is_no_error_of_ours(declared: str) -> None:
+    response = await Client()("POST", "/echo", content=chunks(1), headers={"content-length": declared.encode()})
+    assert response.status_code in (200, 413)
+
+
+@pytest.mark.parametrize("given", ["abc-1.2:3_X", "a", "x" * 64])
+async def test_a_sane_id_is_kept(given: str) -> None:
+    response = await Client()("POST", "/echo", headers={"X-Request-Id": given})
+    assert response.headers["x-request-id"] == given == response.json()["id"]
+
+
+@pytest.mark.parametrize("given", ["", "x" * 65, "a b", "a\tb", "<script>", "ü", "a;b", None])
+async def test_any_other_is_replaced(given: str | None) -> None:
+    headers = {} if given is None else {"X-Request-Id": given.encode()}
+    response = await Client()("POST", "/echo", headers=headers)
+    assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
+    assert response.json()["id"] == response.headers["x-request-id"]
+
+
+async def test_two_requests_have_two_ids() -> None:
+    client = Client()
+    first, second = await client("POST", "/echo"), await client("POST", "/echo")
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/stream"), ("GET", "/nowhere"), ("GET", "/echo")])
+async def test_every_answer_has_one(method: str, path: str) -> None:
+    response = await Client()(method, path)
+    assert len(response.headers.get_list("x-request-id")) == 1
+
+
+@pytest.mark.parametrize("layer", [RequestId, lambda app: BodyLimit(app, lambda: 0)])
+async def test_what_is_not_http_passes(layer: Any) -> None:
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((scope, receive, send))
+
+    await layer(app)({"type": "lifespan"}, "receive", "send")
+    assert seen == [({"type": "lifespan"}, "receive", "send")]

@@ -1,0 +1,63 @@
+"""workers.outputs: vLLM's outputs as deltas. The objects have vLLM's attributes; the contract tests use vLLM's own."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.errors import EngineFailed
+from app.messages import Delta, TokenLogprob
+from workers import outputs
+
+
+def output(**changes: Any) -> SimpleNamespace:
+    completion = SimpleNamespace(
+        **{
+            "token_ids": (5, 6),
+            "text": "ab",
+            "logprobs": None,
+            "finish_reason": None,
+            "stop_reason": None,
+            **changes,
+        }
+    )
+    prompt_logprobs = changes.pop("prompt_logprobs", None)
+    return SimpleNamespace(outputs=[completion], prompt_logprobs=prompt_logprobs, num_cached_tokens=3)
+
+
+def logprob(value: float, rank: int = 1, text: str | None = "t") -> SimpleNamespace:
+    return SimpleNamespace(logprob=value, rank=rank, decoded_token=text)
+
+
+def test_a_step() -> None:
+    step = outputs.delta(output(finish_reason="stop", stop_reason="\n"), "r", 1, 4)
+    assert step == Delta(
+        request="r", attempt=1, seq=4, token_ids=[5, 6], text="ab", finish_reason="stop", stop_reason="\n"
+    )
+
+
+def test_what_is_said_once_is_said_first() -> None:
+    made = output(prompt_logprobs=[None, {7: logprob(-1.0)}])
+    first, second = outputs.delta(made, "r", 0, 0), outputs.delta(made, "r", 0, 1)
+    assert (first.cached_tokens, first.prompt_logprobs) == (3, [None, [TokenLogprob(7, -1.0, 1, "t")]])
+    assert (second.cached_tokens, second.prompt_logprobs) == (None, None)
+
+
+def test_the_sampled_tokens_logprob_stays_first() -> None:
+    made = output(logprobs=[{9: logprob(-2.0, 3), 1: logprob(-0.5, 1)}])
+    assert outputs.delta(made, "r", 0, 0).logprobs == [[TokenLogprob(9, -2.0, 3, "t"), TokenLogprob(1, -0.5, 1, "t")]]
+
+
+@pytest.mark.parametrize("value", [-math.inf, math.nan])
+def test_an_impossible_tokens_logprob_survives_json(value: float) -> None:
+    made = outputs.delta(output(logprobs=[{9: logprob(value)}]), "r", 0, 0)
+    back = msgspec.json.decode(msgspec.json.encode(made), type=Delta)
+    assert back.logprobs == [[TokenLogprob(9, -9999.0, 1, "t")]]
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_an_engine_that_gave_up_is_an_error(reason: str) -> None:
+    with pytest.raises(EngineFailed):
+        outputs.delta(output(finish_reason=reason), "r", 0, 0)

@@ -1,0 +1,109 @@
+"""app.registry: what a fleet can serve. tests/integration has the entries in Redis."""
+
+import itertools
+
+import pytest
+
+from app.registry import EngineState, Fleet, WorkerRecord
+from app.roles import Role
+
+E, P, D = Role.ENCODE, Role.PREFILL, Role.DECODE
+ENGINE = EngineState(vllm="0", max_model_len=10, block_size=16, kv_tokens=160)
+
+
+def record(worker_id: str, *roles: Role, draining: bool = False, incarnation: str = "1") -> WorkerRecord:
+    return WorkerRecord(
+        id=worker_id,
+        incarnation=incarnation,
+        roles=frozenset(roles),
+        model="m",
+        multimodal=E in roles,
+        pid=1,
+        host="h",
+        concurrency=1,
+        metrics="",
+        engine=ENGINE,
+        started=0.0,
+        draining=draining,
+    )
+
+
+def fleet(*workers: tuple[Role, ...]) -> Fleet:
+    return Fleet(tuple(record(f"w{n}", *roles) for n, roles in enumerate(workers)))
+
+
+@pytest.mark.parametrize(
+    ("workers", "text", "media"),
+    [
+        ([], [D, P], [D, E, P]),
+        ([(P,)], [D], [D, E]),
+        ([(D,)], [P], [E, P]),
+        ([(E,)], [D, P], [D, P]),
+        ([(E, P)], [D], [D]),
+        ([(E, D)], [P], [P]),
+        ([(P, D)], [], [E]),
+        ([(E, P, D)], [], []),
+        ([(P,), (D,)], [], [E]),
+        ([(E, P), (D,)], [], []),
+        ([(E, P), (E, D)], [], []),
+        ([(P,), (E, D)], [], [D, E, P]),  # an encoder apart from the prefiller is no route yet
+        ([(E,), (P, D)], [], [D, E, P]),
+        ([(E, P), (P, D)], [], [D, E, P]),  # nobody takes the blocks, and who runs the whole has no encoder
+        ([(E,), (P,)], [D], [D]),
+        ([(E, P), (P, D), (D,)], [], []),
+    ],
+)
+def test_missing_roles(workers: list[tuple[Role, ...]], text: list[Role], media: list[Role]) -> None:
+    seen = fleet(*workers)
+    assert (seen.missing(media=False), seen.missing(media=True)) == (text, media)
+
+
+SETS = [roles for size in range(1, 4) for roles in itertools.combinations(Role, size)]
+
+
+@pytest.mark.parametrize("media", [False, True])
+@pytest.mark.parametrize("workers", list(itertools.combinations_with_replacement(SETS, 2)), ids=str)
+def test_nothing_is_missing_exactly_when_there_is_a_route(workers: tuple[tuple[Role, ...], ...], media: bool) -> None:
+    seen = fleet(*workers)
+    whole = any({P, D, *([E] if media else [])} <= set(roles) for roles in workers)
+    gives = any(P in roles and D not in roles and (E in roles or not media) for roles in workers)
+    takes = any(D in roles and P not in roles for roles in workers)
+    assert (seen.missing(media) == []) == (whole or (gives and takes))
+
+
+def test_a_draining_worker_takes_nothing_new_but_is_still_known() -> None:
+    seen = Fleet((record("a", E, P, D, draining=True), record("p", E, P), record("d", D)))
+    assert [w.id for w in seen.aggregated(media=False)] == []
+    assert seen.missing(media=True) == []
+    assert seen.find("a", "1") is not None
+    drained = Fleet((record("p", E, P), record("d", D, draining=True)))
+    assert drained.missing(media=False) == [D]
+
+
+def test_candidates_by_role() -> None:
+    seen = fleet((E, P, D), (P, D), (E, P), (P,), (D,), (E, D), (E,))
+    names = {w.id: w.roles for w in seen.workers}
+
+    def kinds(workers: list[WorkerRecord]) -> list[frozenset[Role]]:
+        return [names[w.id] for w in workers]
+
+    assert kinds(seen.aggregated(media=False)) == [{E, P, D}, {P, D}]
+    assert kinds(seen.aggregated(media=True)) == [{E, P, D}]
+    assert kinds(seen.prefillers(media=False)) == [{E, P}, {P}]
+    assert kinds(seen.prefillers(media=True)) == [{E, P}]
+    assert kinds(seen.decoders()) == [{D}, {E, D}]
+
+
+def test_a_fleet_is_of_one_model() -> None:
+    other = record("other", P, D).model_copy(update={"model": "n"})
+    assert [w.id for w in Fleet.of([other, record("mine", P, D)], "m").workers] == ["mine"]
+
+
+def test_a_restarted_worker_is_another() -> None:
+    seen = Fleet((record("w", P, D, incarnation="2"),))
+    assert seen.find("w", "1") is None and seen.find("w", "2") is not None
+
+
+def test_a_record_survives_json() -> None:
+    one = record("w", E, P)
+    assert WorkerRecord.model_validate_json(one.model_dump_json()) == one
