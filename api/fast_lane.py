@@ -70,24 +70,28 @@ DONE = b"data: [DONE]\n\n"
 async def frames(
     steps: AsyncGenerator[list[Delta], None], writer: Writer, prompt_tokens: int, *, usage: bool
 ) -> AsyncGenerator[bytes, None]:
-    """The stream's frames. Raises what `steps` raises: the caller knows how to say it."""
+    """The stream's events, those that are ready together in one piece: every piece costs a way through the HTTP stack.
+
+    Raises what `steps` raises: the caller knows how to say it.
+    """
     completion, details = 0, None
-    first = True
+    ready = writer.first()
     async for deltas in steps:
-        if first:
-            first = False
+        if not completion and details is None:
             prompt_tokens = len(deltas[0].prompt_token_ids or ()) or prompt_tokens
             details = _details(deltas[0])
-            yield writer.first()
         text, last = "".join(delta.text for delta in deltas), deltas[-1]
         completion += sum(len(delta.token_ids) for delta in deltas)
         if last.finish_reason is not None:
-            yield writer.last(text, last.finish_reason, last.stop_reason)
-        elif text or completion:
-            yield writer.text(text)
+            ready += writer.last(text, last.finish_reason, last.stop_reason)
+            continue
+        if text or completion:
+            ready += writer.text(text)
+        yield ready
+        ready = b""
     if usage:
-        yield writer.usage(prompt_tokens, completion, details)
-    yield DONE
+        ready += writer.usage(prompt_tokens, completion, details)
+    yield ready + DONE
 
 
 def _details(delta: Delta) -> dict[str, Any] | None:

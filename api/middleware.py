@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from collections.abc import Callable
@@ -10,9 +11,11 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import errors
-from app.errors import BodyTooLarge
+from app.errors import BodyTooLarge, BodyTooSlow
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+#: Longest wait for the next piece of a body.
+BODY_SILENCE_S = 30.0
 #: Of a declared length: more are no size, and Python refuses to read thousands.
 MAX_DIGITS = 18
 
@@ -39,7 +42,10 @@ class RequestId:
 
 
 class BodyLimit:
-    """Stops reading a body at its limit; the declared length is only a reason to refuse sooner."""
+    """Stops reading a body at its limit, or when nothing of it comes for a while.
+
+    The declared length is only a reason to refuse sooner.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: Callable[[], int]) -> None:
         self._app = app
@@ -52,17 +58,26 @@ class BodyLimit:
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and (len(declared) > MAX_DIGITS or int(declared) > limit):
             return await _refuse(limit)(scope, receive, send)
-        read = 0
+        read, whole = 0, False
 
         async def limited() -> Message:
-            nonlocal read
-            message = await receive()
+            nonlocal read, whole
+            message = await receive() if whole else await _soon(receive)
             read += len(message.get("body", b""))
+            whole = not message.get("more_body", False)
             if read > limit:
                 raise BodyTooLarge(_reason(limit))
             return message
 
         await self._app(scope, limited, send)
+
+
+async def _soon(receive: Receive) -> Message:
+    try:
+        async with asyncio.timeout(BODY_SILENCE_S):
+            return await receive()
+    except TimeoutError:
+        raise BodyTooSlow(f"nothing of the body came for {BODY_SILENCE_S:.0f} s") from None
 
 
 def _reason(limit: int) -> str:

@@ -77,12 +77,16 @@ class Pipeline:
             await self._send(job, plan)
             while not done:
                 deltas = await stream.get()
-                done = await self._check(stream, plan, deltas)
-                yield deltas
+                failure = deltas.pop().error if deltas[-1].error is not None else None
+                done = self._note(stream, plan, deltas)
+                if deltas:
+                    yield deltas
+                if failure is not None:
+                    raise RemoteFailure(failure)
         finally:
             timer.cancel()
             self._reader.close(job.request_id)
-            self._spawn(self._end(plan, job.request_id, cancel=not done))
+            self._spawn(self._end(plan, job, cancel=not done))
 
     async def _plan(self, job: Job) -> Plan:
         ask = Ask(job.request_id, job.deadline, bool(job.prompt.media))
@@ -90,7 +94,7 @@ class Pipeline:
 
         def give_back(done: asyncio.Task[Plan]) -> None:
             if not done.cancelled() and done.exception() is None:
-                self._spawn(self._end(done.result(), job.request_id, cancel=False))
+                self._spawn(self._end(done.result(), job, cancel=False))
 
         try:
             return await asyncio.shield(planning)
@@ -111,14 +115,11 @@ class Pipeline:
         if self._ending:
             await asyncio.wait(self._ending, timeout=timeout_s)
 
-    async def _check(self, stream: RequestStream, plan: Plan, deltas: list[Delta]) -> bool:
-        """Whether the job is done. Once the decode worker speaks, nobody else matters any more."""
-        if not plan.aggregated and len(stream.workers) > 1:
+    def _note(self, stream: RequestStream, plan: Plan, deltas: list[Delta]) -> bool:
+        """Whether these are the last. Once the decode worker speaks, nobody else matters any more."""
+        if deltas and not plan.aggregated and len(stream.workers) > 1:
             stream.workers = frozenset({plan.decode})
-        last = deltas[-1]
-        if last.error is not None:
-            raise RemoteFailure(last.error)
-        return last.final
+        return bool(deltas) and deltas[-1].final
 
     async def _send(self, job: Job, plan: Plan) -> None:
         common = {
@@ -141,17 +142,17 @@ class Pipeline:
             queue = keys.worker_queue(Role.PREFILL, plan.prefill.worker)
             await self._sender.send(PREFILL_TASK, PrefillTask(prompt=job.prompt, **common), queue, tokens)
 
-    async def _end(self, plan: Plan, request_id: str, *, cancel: bool) -> None:
+    async def _end(self, plan: Plan, job: Job, *, cancel: bool) -> None:
         """Clean up, trying again while Redis is away: what it may have queued must not run for nobody."""
         until = time.monotonic() + CLEAN_UP_FOR_S
         while True:
             try:
                 if cancel:
-                    await cancellation.cancel(self._redis, request_id)
-                return await self._router.release(plan, request_id)
+                    await cancellation.cancel(self._redis, job.request_id, job.deadline - time.time())
+                return await self._router.release(plan, job.request_id)
             except (RedisError, OSError) as error:
                 if time.monotonic() >= until:
-                    log.error("request %s was not cleaned up and ends with its deadline: %s", request_id, error)
+                    log.error("request %s was not cleaned up and ends with its deadline: %s", job.request_id, error)
                     return
             await asyncio.sleep(0.5)
 

@@ -84,6 +84,7 @@ class Services:
         await self.pipeline.settle(2.0)
         for task in self._background:
             task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         with suppress(RedisError, OSError):
             await self.cache.delete(keys.api(self.id), keys.replay(self.id))
         self.serving.shutdown()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from typing import Any
 
 from api.pipeline import Pipeline
@@ -45,10 +44,15 @@ class Serving:
         return int(self.client.model_config.max_model_len)
 
     def chat_request(self, body: dict[str, Any], request_id: str) -> Any:
-        """vLLM's request model. Raises pydantic's ValidationError, or ModelNotFound."""
+        """vLLM's request model. Raises pydantic's ValidationError, InvalidRequest or ModelNotFound."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.exceptions import VLLMValidationError
 
-        request = ChatCompletionRequest.model_validate({**body, "request_id": request_id})
+        try:
+            request = ChatCompletionRequest.model_validate({**body, "request_id": request_id})
+        except VLLMValidationError as error:
+            # Its text would repeat the value.
+            raise InvalidRequest(str(error.args[0])[:500], param=error.parameter) from error
         if request.model and request.model != self._name:
             raise ModelNotFound(f"the model does not exist; this server has: {self._name}", param="model")
         return request
@@ -105,7 +109,7 @@ def _config(settings: Settings) -> Any:
     os.environ["VLLM_MEDIA_CONNECTOR"] = vllm_media.NAME
     from vllm.config import VllmConfig
 
-    args = vllm_args.parse(settings.model, shlex.split(settings.engine.args))
+    args = vllm_args.parse(settings.model, vllm_args.split(settings.engine.args))
     args.mm_processor_cache_gb = 0
     model_config = args.create_model_config()
     # Nothing is computed here, so no kernel has to support the quantization.

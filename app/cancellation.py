@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -16,10 +17,13 @@ from app.redis import subscription
 log = logging.getLogger(__name__)
 
 
-async def cancel(redis: Any, request_id: str) -> None:
-    """Tell every worker to drop the request. The tombstone comes first, so that no task can slip between."""
+async def cancel(redis: Any, request_id: str, ttl_s: float = keys.CANCELLED_TTL_S) -> None:
+    """Tell every worker to drop the request. The tombstone comes first, so that no task can slip between.
+
+    It stays for `ttl_s`, which has to be longer than a task of the request can wait in a queue.
+    """
     pipe = redis.pipeline(transaction=False)
-    pipe.set(keys.cancelled(request_id), "1", ex=keys.CANCELLED_TTL_S)
+    pipe.set(keys.cancelled(request_id), "1", ex=math.ceil(max(ttl_s, keys.CANCELLED_TTL_S)))
     pipe.publish(keys.CANCEL_CHANNEL, request_id)
     await pipe.execute()
 

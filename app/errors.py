@@ -70,6 +70,13 @@ class BodyTooLarge(TrivetError):
     code = "request_too_large"
 
 
+class BodyTooSlow(TrivetError):
+    """The client stopped sending in the middle of its body."""
+
+    status = 408
+    code = "request_timeout"
+
+
 class TooManyRequests(TrivetError):
     """The API process has as many requests in flight as its settings allow."""
 

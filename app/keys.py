@@ -14,7 +14,7 @@
 | `encode`, `prefill`, `decode` | list | until taken | Celery queue that any worker of the role takes from |
 | `encode.<worker>`, ... | list | the same | Celery queue of one worker |
 
-Celery adds `_kombu.binding.*` and `unacked*`. Nothing here is pickled: strings are JSON, text or media bytes.
+Celery adds keys of its own that begin with `_kombu.`. Nothing here is pickled: strings are JSON, text or media bytes.
 """
 
 from __future__ import annotations

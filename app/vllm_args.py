@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any, NoReturn
 
 from app.settings import SettingsError
+
+
+def split(flags: str) -> list[str]:
+    """Flags in one string, as a shell splits them."""
+    try:
+        return shlex.split(flags)
+    except ValueError as error:
+        raise SettingsError(f"engine.args (TRIVET_ENGINE__ARGS): {error}, in {flags!r}") from None
 
 
 def parse(model: str, given: list[str]) -> Any:

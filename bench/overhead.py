@@ -68,6 +68,7 @@ class Bench:
         self._stack = running
         self._args = args
         self._redis = aioredis.Redis.from_url(running.redis_url)
+        self._pool = sse_client.Pool("127.0.0.1", running.port)
         rng = random.Random(7)
         self._texts = [" ".join(rng.choices(WORDS, k=args.prompt_tokens)) for _ in range(64)]
         self._prompts = [
@@ -103,7 +104,7 @@ class Bench:
                 "ignore_eos": True,
                 "stream": True,
             }
-            await sse_client.chat("127.0.0.1", self._stack.port, body, first_token)
+            await self._pool.chat(body, first_token)
 
         before = self._stack.cpu_s(self._stack.api)
         result = await load.run(request, **shape, tokens_each=self._args.output_tokens)
@@ -141,6 +142,7 @@ class Bench:
                 f"| {concurrency} | " + " | ".join(_spread(c, d) for c, d in zip(columns, digits, strict=True)) + " |",
                 flush=True,
             )
+        self._pool.close()
         await self._redis.aclose()
 
 

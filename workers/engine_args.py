@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import shlex
+import shutil
 from typing import Any
 
 import psutil
 
-from app import ports, torchvision_ops
+from app import ports, torchvision_ops, vllm_args
 from app.roles import KVRole, Role, kv_role
 from app.settings import Settings
-from app.vllm_args import parse
 from workers import nixl_progress
+
+log = logging.getLogger(__name__)
 
 
 def prepare_environment(settings: Settings) -> None:
@@ -53,7 +55,7 @@ def flags(settings: Settings) -> list[str]:
     ):
         if role in roles:
             parts.append(text)
-    return [flag for part in parts for flag in shlex.split(part)]
+    return [flag for part in parts for flag in vllm_args.split(part)]
 
 
 def build(settings: Settings) -> Any:
@@ -62,7 +64,7 @@ def build(settings: Settings) -> Any:
 
     if current_platform.is_cpu():
         prepare_cpu(settings)
-    args = parse(settings.model, flags(settings))
+    args = vllm_args.parse(settings.model, flags(settings))
     if current_platform.is_cpu():
         _cpu_defaults(args, settings)
     _transfer(args, settings)
@@ -71,6 +73,9 @@ def build(settings: Settings) -> Any:
 
 
 def _cpu_defaults(args: Any, settings: Settings) -> None:
+    if not args.enforce_eager and shutil.which(os.environ.get("CXX", "g++")) is None:
+        log.warning("no C++ compiler (g++) to compile the model with: the engine runs eagerly, and slower")
+        args.enforce_eager = True
     if args.distributed_executor_backend is None:
         args.distributed_executor_backend = "uni"
     if args.kv_cache_memory_bytes is None and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):

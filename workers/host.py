@@ -17,7 +17,7 @@ from app import cancellation, keys
 from app.media import RedisMediaStore
 from app.redis import connect, redacted, refuse_unsafe_broker, wait_until_up
 from app.registry import Registry, WorkerRecord
-from app.roles import KVRole, Role, kv_role
+from app.roles import Role
 from app.sender import TaskSender
 from app.settings import Settings
 from app.streaming import TokenWriter
@@ -27,6 +27,10 @@ from workers.jobs import Jobs
 from workers.kv_budget import KVBudget
 
 log = logging.getLogger(__name__)
+
+
+#: KV tokens where requests may be preempted.
+UNBOUNDED = 1 << 62
 
 
 class MisconfiguredWorker(RuntimeError):
@@ -71,8 +75,9 @@ class Host:
         check(self.settings)
         await self.connect()
         self.engine = Engine(self.settings, self.media)
-        tokens = self.engine.kv_tokens if kv_role(self.settings.roles) is KVRole.CONSUMER else 1 << 62
-        self.budget = KVBudget(tokens, self.engine.block_size)
+        # A preempted request of text alone can be prefilled again anywhere; one with media only where pixels are.
+        bounded = self.settings.enable_multimodal and Role.ENCODE not in self.settings.roles
+        self.budget = KVBudget(self.engine.kv_tokens if bounded else UNBOUNDED, self.engine.block_size)
         self._metrics_url = metrics.serve(self.settings.worker.metrics_host)
         await self.registry.announce(self.record())
         self._background = [

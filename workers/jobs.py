@@ -29,8 +29,9 @@ class Jobs:
         try:
             yield
         finally:
-            self._running.pop(request_id, None)
-            self._cancelled.discard(request_id)
+            if self._running.get(request_id, ("", None))[1] is task:
+                del self._running[request_id]
+                self._cancelled.discard(request_id)
 
     def was_cancelled(self, request_id: str) -> bool:
         """Whether the request itself was cancelled, and not the task that runs it."""

@@ -34,8 +34,8 @@ async def prefill(message: dict[str, Any]) -> None:
     """Run a PrefillTask: fill the KV cache with the prompt and enqueue the decode task."""
     host = current()
     task = _parse(host, PrefillTask, message)
-    if task is not None and not await _is_over(host, task):
-        await _run(host, task, prefill_stage.run)
+    if task is not None:
+        await _run(host, task, prefill_stage.run, prefill_stage.refuse)
 
 
 @app.task(base=AioTask, name=DECODE_TASK)  # type: ignore[untyped-decorator]
@@ -43,12 +43,8 @@ async def decode(message: dict[str, Any]) -> None:
     """Run a DecodeTask: generate, and stream the deltas to the API process that asked."""
     host = current()
     task = _parse(host, DecodeTask, message)
-    if task is None:
-        return
-    if await _is_over(host, task):
-        await decode_stage.refuse(host, task)
-    else:
-        await _run(host, task, decode_stage.run)
+    if task is not None:
+        await _run(host, task, decode_stage.run, decode_stage.refuse)
 
 
 def _parse(host: Host, kind: type[T], message: dict[str, Any]) -> T | None:
@@ -70,10 +66,13 @@ async def _is_over(host: Host, task: StageTask) -> bool:
     return time.time() >= task.deadline or await cancellation.is_cancelled(host.cache, task.request_id)
 
 
-async def _run(host: Host, task: T, stage: Stage[T]) -> None:
+async def _run(host: Host, task: T, stage: Stage[T], refuse: Stage[T]) -> None:
     """Run the stage within the deadline; a cancelled request needs no answer, a failed one gets its error."""
+    # First among the jobs, then the look at the tombstone: a cancellation that comes between finds one of the two.
     with host.jobs.running(task.request_id, task.api):
         try:
+            if await _is_over(host, task):
+                return await refuse(host, task)
             async with asyncio.timeout(task.deadline - time.time()):
                 await stage(host, task)
         except asyncio.CancelledError:
@@ -91,13 +90,11 @@ async def _run(host: Host, task: T, stage: Stage[T]) -> None:
             _fail(host, task, errors.EngineFailed(f"the worker failed ({type(error).__name__}; see its log)"))
 
 
-def _fail(host: Host, task: StageTask, error: errors.TrivetError) -> None:
-    """Answer with the error. Its number is beyond any that the stage used, so that it is never taken for a
-    duplicate."""
-    host.tokens.put(
-        task.api, Delta(request=task.request_id, attempt=task.attempt, seq=ERROR_SEQ, error=error.failure())
-    )
-
-
-#: Sequence number of an error delta: ends the request whatever came before.
+#: Sequence number of an error delta: beyond any that a stage uses, so that it is never taken for a duplicate.
 ERROR_SEQ = 1 << 31
+
+
+def _fail(host: Host, task: StageTask, error: errors.TrivetError) -> None:
+    """Answer with the error, which ends the request whatever came before."""
+    delta = Delta(request=task.request_id, attempt=task.attempt, seq=ERROR_SEQ, error=error.failure())
+    host.tokens.put(task.api, delta)

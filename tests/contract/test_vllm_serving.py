@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from pydantic import ValidationError
 
 from api import context
 from api.context import RequestContext
 from app import tiny_model
-from app.errors import NoWorker, TrivetError
+from app.errors import InvalidRequest, NoWorker, TrivetError
 from app.messages import Delta, TokenLogprob
 from app.settings import Settings
 
@@ -102,7 +103,9 @@ async def test_fast_lane_writes_what_vllm_writes(
     monkeypatch.setattr(fast_lane, "takes", lambda *_, **__: False)
     slow = await frames(serving, stream=True, stream_options=options)
     assert taken == [True]
-    assert [anonymous(one) for one in fast] == [anonymous(one) for one in slow]
+    assert anonymous("".join(fast)) == anonymous("".join(slow))
+    # The role goes with the first token, and no token waits for a later one.
+    assert [one.count("data: ") for one in fast[:-1]] == [2, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -174,6 +177,14 @@ async def test_media_stay_references(serving: Any, pipeline: Any) -> None:
     assert job.prompt.token_ids.count(placeholder) == 2
 
 
+@pytest.mark.parametrize(
+    "field", [{"top_logprobs": 3}, {"tool_choice": "required"}, {"stream_options": {"include_usage": True}}]
+)
+def test_what_vllms_request_model_refuses_is_the_clients_fault(serving: Any, field: dict[str, Any]) -> None:
+    with pytest.raises((InvalidRequest, ValidationError)):
+        serving.chat_request({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **field}, "t")
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/x.png", "file:///etc/passwd", "data:image/png;base64,aGVsbG8="])
 async def test_the_connector_opens_nothing(serving: Any, pipeline: Any, url: str) -> None:
     with pytest.raises(Exception, match="did not pass the intake"):
@@ -231,5 +242,21 @@ def test_the_plugins_are_announced() -> None:
     """vLLM loads them in its own processes by these names."""
     from importlib.metadata import entry_points
 
-    assert {e.value for e in entry_points(group="vllm.general_plugins")} >= {"workers.nixl_progress:install"}
+    general = {entry.value for entry in entry_points(group="vllm.general_plugins")}
+    assert general >= {"workers.nixl_progress:install", "workers.cpu_amx:install"}
     assert {e.value for e in entry_points(group="vllm.platform_plugins")} >= {"app.torchvision_ops:define"}
+
+
+def test_amx_is_asked_for(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch still has both functions, and asking is left to processors that have AMX."""
+    import torch
+
+    from workers import cpu_amx
+
+    asked: list[bool] = []
+    assert callable(torch.cpu._init_amx) and isinstance(torch.cpu._is_amx_tile_supported(), bool)
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: asked.append(True))
+    for supported in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda supported=supported: supported)
+        cpu_amx.install()
+    assert asked == [True]

@@ -13,17 +13,22 @@ from workers.host import Host
 async def run(host: Host, task: DecodeTask) -> None:
     from workers import outputs, rendered
 
-    engine_input, ids = await _input(host, task)
-    extras: dict[str, Any] = {"prompt_token_ids": ids, "media_tokens": rendered.media_tokens(engine_input) or None}
-    async with host.budget.reserve(_reach(host, task, engine_input)):
-        kv = _blocks(task)
-        seq = 0
-        async for output in host.engine.generate(engine_input, task, kv):
-            delta = outputs.delta(output, task.request_id, task.attempt, seq)
-            if seq == 0:
-                _attach(delta, extras)
-            host.tokens.put(task.api, delta)
-            seq += 1
+    seq, begun = 0, False
+    try:
+        engine_input, ids = await _input(host, task)
+        extras: dict[str, Any] = {"prompt_token_ids": ids, "media_tokens": rendered.media_tokens(engine_input) or None}
+        async with host.budget.reserve(_reach(host, task, engine_input)):
+            kv = _blocks(task)
+            begun = True
+            async for output in host.engine.generate(engine_input, task, kv):
+                delta = outputs.delta(output, task.request_id, task.attempt, seq)
+                if seq == 0:
+                    _attach(delta, extras)
+                host.tokens.put(task.api, delta)
+                seq += 1
+    finally:
+        if not begun:
+            await refuse(host, task)
 
 
 async def refuse(host: Host, task: DecodeTask) -> None:

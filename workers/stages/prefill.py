@@ -27,6 +27,10 @@ async def run(host: Host, task: PrefillTask) -> None:
     await asyncio.shield(_hand_on(host, decode))
 
 
+async def refuse(host: Host, task: PrefillTask) -> None:
+    """The request is over before it began here, and holds nothing yet."""
+
+
 async def _hand_on(host: Host, task: DecodeTask) -> None:
     queue = keys.worker_queue(Role.DECODE, task.plan.decode.worker)
     await host.sender.send(DECODE_TASK, task, queue, len(task.prompt.token_ids))
