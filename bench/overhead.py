@@ -158,12 +158,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20, help="at least so many a round")
     parser.add_argument("--prompt-tokens", type=int, default=100)
     parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--api-processes", type=int, default=1)
     parser.add_argument("--engine-args", default=stack.CPU_FLAGS)
     args = parser.parse_args()
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    with stack.running(args.model, args.engine_args) as running:
+    with stack.running(args.model, args.engine_args, args.api_processes) as running:
         uvloop.run(Bench(running, args, tokenizer).run())
 
 

@@ -40,7 +40,7 @@ class Stack:
 
 
 @contextmanager
-def running(model: str, flags: str) -> Iterator[Stack]:
+def running(model: str, flags: str, api_processes: int = 1) -> Iterator[Stack]:
     """Start everything and wait until a request would be served."""
     redis_port, api_port = ports.reserve(), ports.reserve()
     environment = os.environ | {
@@ -70,7 +70,13 @@ def running(model: str, flags: str) -> Iterator[Stack]:
             "-m celery -A app.celery worker -n agg@bench --include bench.inprocess --without-gossip --without-mingle"
         )
         worker = start("worker", [sys.executable, *celery.split()])
-        api = start("api", [sys.executable, *f"-m uvicorn api.main:app --port {api_port} --no-access-log".split()])
+        api = start(
+            "api",
+            [
+                sys.executable,
+                *f"-m uvicorn api.main:app --port {api_port} --no-access-log --workers {api_processes}".split(),
+            ],
+        )
         try:
             _wait_ready(f"http://127.0.0.1:{api_port}/health/ready", (worker, api), 300)
         except RuntimeError:
