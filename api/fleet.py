@@ -38,6 +38,10 @@ class FleetView:
         self._notice(before)
         return self.now
 
+    def is_lost(self, worker: Assignment) -> bool:
+        """Whether `on_lost` has been told of it: whoever begins to depend on it now would not hear of that."""
+        return self.now.find(worker.worker, worker.incarnation) is None and worker not in self._missing_since
+
     async def run(self) -> None:
         while True:
             try:

@@ -74,6 +74,8 @@ class Pipeline:
         timer = asyncio.get_running_loop().call_later(max(0.0, job.deadline - time.time()), stream.fail, overdue)
         done = False
         try:
+            for gone in filter(self._fleet.is_lost, plan.workers):
+                self.worker_lost(gone)  # while it was chosen
             await self._send(job, plan)
             while not done:
                 deltas = await stream.get()

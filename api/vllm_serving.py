@@ -95,8 +95,12 @@ _CODES = {400: InvalidRequest.code, 404: ModelNotFound.code, 422: InvalidRequest
 def explain(error: Exception) -> ServingError:
     """What vLLM makes of an exception that its serving code let through."""
     from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+    from vllm.exceptions import VLLMValidationError
 
-    return ServingError(create_error_response(error).error.model_dump())
+    answer = create_error_response(error).error.model_dump()
+    if isinstance(error, VLLMValidationError):
+        answer["message"] = str(error.args[0])  # its whole text would repeat the value
+    return ServingError(answer)
 
 
 def _config(settings: Settings) -> Any:

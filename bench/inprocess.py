@@ -22,12 +22,12 @@ TASK = "bench.inprocess"
 
 
 @app.task(base=AioTask, name=TASK)  # type: ignore[untyped-decorator]
-async def inprocess(answer: str, prompts: list[list[int]], params: dict[str, Any], shape: dict[str, int]) -> None:
+async def inprocess(answer: str, prompts: list[list[int]], params: dict[str, Any], shape: dict[str, Any]) -> None:
     """Run the load and leave the result under the Redis key `answer`."""
     host = current()
     here = Assignment(worker=host.id, incarnation=host.incarnation)
 
-    async def request(number: int, first_token: Callable[[], None]) -> None:
+    async def request(number: int, tokens: int, first_token: Callable[[], None]) -> None:
         task = StageTask(
             request_id=f"bench-{number}",
             attempt=0,
@@ -35,7 +35,7 @@ async def inprocess(answer: str, prompts: list[list[int]], params: dict[str, Any
             model="bench",
             plan=Plan(prefill=here, decode=here),
             deadline=time.time() + 600,
-            params=params,
+            params={**params, "max_tokens": tokens},
         )
         engine_input = await host.engine.render(Prompt(token_ids=prompts[number % len(prompts)]))
         seen = False
@@ -44,5 +44,5 @@ async def inprocess(answer: str, prompts: list[list[int]], params: dict[str, Any
                 seen = True
                 first_token()
 
-    result = await load.run(request, **shape, tokens_each=params["max_tokens"])
+    result = await load.run(request, load.Shape(**shape))
     await host.cache.set(answer, orjson.dumps(asdict(result)), ex=600)

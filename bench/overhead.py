@@ -13,7 +13,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -78,10 +78,10 @@ class Bench:
             for text in self._texts
         ]
 
-    async def inprocess(self, shape: dict[str, int]) -> load.Result:
+    async def inprocess(self, shape: load.Shape) -> load.Result:
         answer = f"bench:{uuid.uuid4().hex}"
-        params = {"max_tokens": self._args.output_tokens, "temperature": 0.0, "ignore_eos": True, "output_kind": 1}
-        message = {"answer": answer, "prompts": self._prompts, "params": params, "shape": shape}
+        params = {"temperature": 0.0, "ignore_eos": True, "output_kind": 1}
+        message = {"answer": answer, "prompts": self._prompts, "params": params, "shape": asdict(shape)}
         await self._redis.lpush(
             keys.worker_queue(Role.DECODE, "agg@bench"), envelope_of(TASK, message, "decode.agg@bench", "bench")
         )
@@ -92,14 +92,14 @@ class Bench:
             await asyncio.sleep(0.05)
         return load.Result(**orjson.loads(found))
 
-    async def http(self, shape: dict[str, int]) -> tuple[load.Result, float]:
+    async def http(self, shape: load.Shape) -> tuple[load.Result, float]:
         """The result, and the API's CPU seconds."""
 
-        async def request(number: int, first_token: Callable[[], None]) -> None:
+        async def request(number: int, tokens: int, first_token: Callable[[], None]) -> None:
             body = {
                 "model": "bench",
                 "messages": [{"role": "user", "content": self._texts[number % len(self._texts)]}],
-                "max_tokens": self._args.output_tokens,
+                "max_tokens": tokens,
                 "temperature": 0.0,
                 "ignore_eos": True,
                 "stream": True,
@@ -107,12 +107,13 @@ class Bench:
             await self._pool.chat(body, first_token)
 
         before = self._stack.cpu_s(self._stack.api)
-        result = await load.run(request, **shape, tokens_each=self._args.output_tokens)
+        result = await load.run(request, shape)
         return result, self._stack.cpu_s(self._stack.api) - before
 
     async def measure(self, concurrency: int) -> Samples:
         samples = Samples()
-        shape = {"requests": max(self._args.requests, concurrency * 3), "concurrency": concurrency}
+        requests = max(self._args.requests, concurrency * self._args.waves)
+        shape = load.Shape(requests, concurrency, self._args.output_tokens, self._args.spread)
         for number in range(-1, self._args.rounds):
             if number % 2:
                 (http, cpu), direct = await self.http(shape), await self.inprocess(shape)
@@ -158,6 +159,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20, help="at least so many a round")
     parser.add_argument("--prompt-tokens", type=int, default=100)
     parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--waves", type=int, default=4, help="requests a round, as a multiple of those in flight")
+    parser.add_argument("--spread", type=float, default=0.5, help="lengths of answers differ by up to this part")
     parser.add_argument("--api-processes", type=int, default=1)
     parser.add_argument("--engine-args", default=stack.CPU_FLAGS)
     args = parser.parse_args()

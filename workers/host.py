@@ -138,8 +138,14 @@ class Host:
         await self.tokens.drain(2.0)
 
     async def unplace(self, request_id: str) -> None:
-        """Give this worker's reservation for the request back, once its work has moved on."""
-        await self.cache.zrem(keys.load(self.id), request_id)
+        """Give this worker's reservation for the request back, once its work has moved on.
+
+        One that stays ends with the request, so it is no reason to fail a request that goes on elsewhere.
+        """
+        try:
+            await self.cache.zrem(keys.load(self.id), request_id)
+        except (RedisError, OSError) as error:
+            log.warning("request %s still counts as load of worker %s: %s", request_id, self.id, error)
 
     async def _heartbeat(self) -> None:
         while True:

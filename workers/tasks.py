@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from celery import signals
 from pydantic import ValidationError
+from redis.exceptions import RedisError
 
 from app import cancellation, errors
 from app.celery import DECODE_TASK, PREFILL_TASK, app
@@ -63,16 +64,21 @@ def _parse(host: Host, kind: type[T], message: dict[str, Any]) -> T | None:
 
 async def _is_over(host: Host, task: StageTask) -> bool:
     """Cancelled, or past its deadline, while it waited in the queue."""
-    return time.time() >= task.deadline or await cancellation.is_cancelled(host.cache, task.request_id)
+    try:
+        return time.time() >= task.deadline or await cancellation.is_cancelled(host.cache, task.request_id)
+    except (RedisError, OSError) as error:
+        raise errors.BrokerUnavailable(f"the worker's Redis did not answer ({type(error).__name__})") from error
 
 
 async def _run(host: Host, task: T, stage: Stage[T], refuse: Stage[T]) -> None:
     """Run the stage within the deadline; a cancelled request needs no answer, a failed one gets its error."""
+    begun = False
     # First among the jobs, then the look at the tombstone: a cancellation that comes between finds one of the two.
     with host.jobs.running(task.request_id, task.api):
         try:
             if await _is_over(host, task):
-                return await refuse(host, task)
+                return
+            begun = True
             async with asyncio.timeout(task.deadline - time.time()):
                 await stage(host, task)
         except asyncio.CancelledError:
@@ -88,6 +94,9 @@ async def _run(host: Host, task: T, stage: Stage[T], refuse: Stage[T]) -> None:
         except Exception as error:
             log.exception("request %s failed", task.request_id)
             _fail(host, task, errors.EngineFailed(f"the worker failed ({type(error).__name__}; see its log)"))
+        finally:
+            if not begun:
+                await refuse(host, task)
 
 
 #: Sequence number of an error delta: beyond any that a stage uses, so that it is never taken for a duplicate.

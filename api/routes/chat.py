@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator
 from typing import Any, TypeGuard
@@ -10,13 +12,16 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 
 from api import context, errors, vllm_serving
 from api.admission import Ticket
 from api.context import RequestContext
 from api.disconnect import ClientGone, unless_disconnected
 from api.services import Services
-from app.errors import Failure, InvalidRequest, RemoteFailure, TrivetError
+from app.errors import DeadlineExceeded, Failure, InvalidRequest, RemoteFailure, TrivetError
+
+log = logging.getLogger(__name__)
 
 router = APIRouter()
 
@@ -41,7 +46,7 @@ async def chat_completions(request: Request) -> Response:
     asked = RequestContext(request.state.request_id, _deadline(services, request))
     ticket = Ticket(services)
     try:
-        body = await _json_object(request)
+        body = await _json_object(request, asked.deadline)
         context.enter(asked)
         answer = await unless_disconnected(request, _answer(services, asked, body))
         if isinstance(answer, Response):
@@ -52,12 +57,12 @@ async def chat_completions(request: Request) -> Response:
         return StreamingResponse(
             _stream(first, frames, asked, ticket), headers=STREAM_HEADERS, media_type="text/event-stream"
         )
-    except ClientGone:
+    except (ClientGone, ClientDisconnect):
         ticket.close("cancelled")
         await asked.close()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     except BaseException as error:
-        ticket.close(getattr(error, "code", "cancelled"))
+        ticket.close(_outcome(error))
         await asked.close()
         raise
 
@@ -106,11 +111,23 @@ def _is_error(frame: str | bytes) -> TypeGuard[str]:
     return isinstance(frame, str) and frame.startswith(ERROR_FRAME)
 
 
+def _outcome(error: BaseException) -> str:
+    """What the metrics call it."""
+    if isinstance(error, TrivetError):
+        return error.code
+    if isinstance(error, ValidationError):
+        return InvalidRequest.code
+    return TrivetError.code if isinstance(error, Exception) else "cancelled"
+
+
 def _failure(asked: RequestContext, error: Exception) -> Failure:
     """What ended the request: the pipeline's own account of it, or vLLM's."""
     if asked.failure is not None:
         return asked.failure
-    return (error if isinstance(error, vllm_serving.ServingError) else vllm_serving.explain(error)).failure()
+    failure = (error if isinstance(error, vllm_serving.ServingError) else vllm_serving.explain(error)).failure()
+    if failure.status >= 500:
+        log.error("request %s failed in the API", asked.request_id, exc_info=error)
+    return failure
 
 
 def _failure_in(asked: RequestContext, frame: str) -> Failure:
@@ -119,9 +136,14 @@ def _failure_in(asked: RequestContext, frame: str) -> Failure:
     return vllm_serving.ServingError(orjson.loads(frame.removeprefix("data: "))["error"]).failure()
 
 
-async def _json_object(request: Request) -> dict[str, Any]:
+async def _json_object(request: Request, deadline: float) -> dict[str, Any]:
     try:
-        body = orjson.loads(await request.body())
+        async with asyncio.timeout(deadline - time.time()):
+            received = await request.body()
+    except TimeoutError:
+        raise DeadlineExceeded("the request's deadline passed before its body had come") from None
+    try:
+        body = orjson.loads(received)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"the body is not JSON: {error.msg} at byte {error.pos}") from None
     if not isinstance(body, dict):
