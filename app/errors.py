@@ -109,6 +109,14 @@ class BrokerUnavailable(TrivetError):
     retry_after_s = 2
 
 
+class MediaExpired(TrivetError):
+    """The cache dropped a medium before a worker read it: its time was up, or the memory short."""
+
+    status = 503
+    code = "media_expired"
+    retry_after_s = 1
+
+
 class TokensLost(TrivetError):
     """A hole in the token stream that the replay stream could not fill."""
 

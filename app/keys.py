@@ -6,7 +6,7 @@
 | `trivet:worker:<id>` | string, JSON | `worker.lease_s` | a worker's record: roles, model, engine, load |
 | `trivet:api:<id>` | string, JSON | `api.lease_s` | an API process that reads tokens |
 | `trivet:load:<worker>` | sorted set | the last deadline | request id -> deadline, of all requests placed there |
-| `trivet:cancelled:<request>` | string | 600 s | tombstone: a task that finds it does not start |
+| `trivet:cancelled:<request>` | string | 600 s or more | tombstone: a task that finds it does not start |
 | `trivet:media:<identity>` | string, bytes | `api.request_timeout_s` | media bytes on their way to a worker |
 | `trivet:replay:<api>` | stream, capped | 600 s after the last batch | the last token batches, to refill a gap |
 | `trivet:tokens:<api>` | channel | | token batches for one API process |

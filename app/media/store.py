@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from redis.exceptions import RedisError
 
 from app import keys
-from app.errors import BrokerUnavailable, MediaRefused
+from app.errors import BrokerUnavailable, MediaExpired
 
 
 class MediaStore(Protocol):
@@ -15,7 +15,7 @@ class MediaStore(Protocol):
         """Keep `data` under its name for at least `ttl_s` seconds."""
 
     async def get(self, identity: str) -> bytes:
-        """The bytes. Raises MediaRefused if they are gone, BrokerUnavailable if the store does not answer."""
+        """The bytes. Raises MediaExpired if they are gone, BrokerUnavailable if the store does not answer."""
 
 
 class RedisMediaStore:
@@ -36,5 +36,5 @@ class RedisMediaStore:
         except (RedisError, OSError) as error:
             raise BrokerUnavailable(f"the media could not be read ({type(error).__name__})") from error
         if data is None:
-            raise MediaRefused("the media expired before a worker read them; send the request again")
+            raise MediaExpired("the media expired before a worker read them; send the request again")
         return data

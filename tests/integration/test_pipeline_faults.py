@@ -14,7 +14,7 @@ from app.errors import BrokerUnavailable, NoWorker, RemoteFailure
 from app.messages import Assignment, DecodeTask
 from app.redis import connect
 from app.routing import Ask, LeastLoaded
-from tests.integration.fake_api import agg, answer, job, serving, split
+from tests.integration.fake_api import agg, answer, failure, job, serving, split
 from tests.integration.fake_worker import FakeWorker, silence
 from tests.messages import AGG, DECODE, PREFILL
 from tests.polling import until
@@ -66,6 +66,24 @@ async def test_a_prefill_worker_that_dies_matters_until_the_decode_worker_speaks
             assert [delta.seq for delta in await asyncio.wait_for(anext(stream), 5)] == [1]
         await stream.aclose()
         await api.clean(PREFILL, DECODE)
+
+
+async def test_a_worker_that_is_lost_while_it_is_chosen(redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loss was told before the request's stream was there to hear of it."""
+    one = agg(redis, silence)
+    async with serving(redis, one) as api:
+        router = api.pipeline._router
+        choose = router.plan
+
+        async def slow(*asked: Any) -> Any:
+            plan = await choose(*asked)
+            await one.die()
+            await until(lambda: api.fleet.is_lost(AGG), "the loss")
+            return plan
+
+        monkeypatch.setattr(router, "plan", slow)
+        assert (await failure(api, job())).code == "worker_lost"
+        await api.clean(AGG)
 
 
 async def test_no_worker_is_said_at_once_and_leaves_nothing(redis: Any) -> None:

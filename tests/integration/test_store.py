@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app import keys
-from app.errors import BrokerUnavailable, MediaRefused
+from app.errors import BrokerUnavailable, MediaExpired
 from app.media import RedisMediaStore
 from app.redis import connect
 from tests.polling import until
@@ -33,7 +33,7 @@ async def test_a_deadline_that_is_near_is_still_a_lifetime(redis: Any, seconds: 
     assert 0 < await redis.pttl(keys.media("a" * 32)) <= 1000
 
 
-async def test_expired_media_are_refused_by_name(redis: Any) -> None:
+async def test_expired_media_are_an_error_that_may_be_tried_again(redis: Any) -> None:
     store = RedisMediaStore(redis)
     await store.put("a" * 32, b"x", 1.0)
     assert await store.get("a" * 32) == b"x"
@@ -42,7 +42,7 @@ async def test_expired_media_are_refused_by_name(redis: Any) -> None:
         return not await redis.exists(keys.media("a" * 32))
 
     await until(gone, "the expiry", 5)
-    with pytest.raises(MediaRefused, match="expired"):
+    with pytest.raises(MediaExpired, match="expired"):
         await store.get("a" * 32)
 
 
