@@ -16,17 +16,20 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the registry.
 REFRESH_S = 0.5
-#: How long a worker may be missing: a Redis that was restarted empty knows it again after its next heartbeat.
-GRACE_S = 2.5
+#: How long a worker may be missing, in its heartbeats: a Redis that was restarted empty knows it again after the next.
+GRACE_HEARTBEATS = 2.5
 
 
 class FleetView:
     """Reads the registry for ever; `now` is the last view. Redis being away leaves the view as it is."""
 
-    def __init__(self, registry: Registry, model: str, on_lost: Callable[[Assignment], None]) -> None:
+    def __init__(
+        self, registry: Registry, model: str, on_lost: Callable[[Assignment], None], heartbeat_s: float = 1.0
+    ) -> None:
         self._registry = registry
         self._model = model
         self._on_lost = on_lost
+        self._grace_s = GRACE_HEARTBEATS * heartbeat_s
         self._missing_since: dict[Assignment, float] = {}
         self.now = Fleet()
         self.reachable = False
@@ -62,7 +65,7 @@ class FleetView:
         for gone, since in list(self._missing_since.items()):
             if self.now.find(gone.worker, gone.incarnation) is not None:
                 del self._missing_since[gone]
-            elif now - since >= GRACE_S or any(one.id == gone.worker for one in self.now.workers):
+            elif now - since >= self._grace_s or any(one.id == gone.worker for one in self.now.workers):
                 del self._missing_since[gone]
                 log.warning("worker %s is lost", gone.worker)
                 self._on_lost(gone)

@@ -47,6 +47,7 @@ class Services:
             Registry(self.cache, settings.worker.lease_s),
             settings.served_name,
             lambda gone: self.pipeline.worker_lost(gone),
+            settings.worker.heartbeat_s,
         )
         self.pipeline = Pipeline(
             self.id,

@@ -21,7 +21,7 @@ from api.fanout import interleave
 from api.pipeline import Job, Pipeline
 from api.vllm_media import MediaReference
 from app.errors import TrivetError
-from app.messages import Delta, MediaRef, Prompt, TokenLogprob
+from app.messages import Delta, MediaRef, Prompt, TokenLogprob, joined
 
 #: Where the engine input carries the references of a prompt's media.
 MEDIA = "trivet_media"
@@ -140,15 +140,17 @@ class Outputs:
         streams = [self._pipeline.stream(one) for one in choices]
         steps = interleave(streams) if len(streams) > 1 else _one(streams[0])
         whole = self._params.output_kind == RequestOutputKind.FINAL_ONLY
-        ended: dict[int, RequestOutput] = {}
+        parts: dict[int, list[Delta]] = {index: [] for index in range(len(choices))}
+        ended = 0
         try:
             async for index, deltas in steps:
                 self.media_tokens.update(deltas[0].media_tokens or {})
-                output = _output(self._request_id, self.job, index, deltas)
-                if deltas[-1].final:
-                    ended[index] = output
-                if not whole:
-                    output.finished = len(ended) == len(choices)
+                ended += deltas[-1].final
+                if whole:
+                    parts[index] += deltas
+                else:
+                    output = _output(self._request_id, self.job, index, deltas)
+                    output.finished = ended == len(choices)
                     yield output
         except TrivetError as error:
             self._context.failure = error.failure()
@@ -156,7 +158,7 @@ class Outputs:
         finally:
             await steps.aclose()
         if whole:
-            yield _joined([ended[index] for index in sorted(ended)])
+            yield _joined([_output(self._request_id, self.job, index, deltas) for index, deltas in parts.items()])
 
 
 def _needs_an_engine(name: str) -> Any:
@@ -213,25 +215,24 @@ def _choices(job: Job, params: SamplingParams) -> list[Job]:
 
 
 def _output(request_id: str, job: Job, index: int, deltas: list[Delta]) -> RequestOutput:
-    first, final = deltas[0], deltas[-1]
-    logprobs = [one for delta in deltas for one in delta.logprobs or []]
+    one = joined(deltas)
     completion = CompletionOutput(
         index=index,
-        text="".join(delta.text for delta in deltas),
-        token_ids=[token for delta in deltas for token in delta.token_ids],
-        cumulative_logprob=sum(position[0].logprob for position in logprobs) if logprobs else None,
-        logprobs=[_position(one) for one in logprobs] if first.logprobs is not None else None,
-        finish_reason=final.finish_reason,
-        stop_reason=final.stop_reason,
+        text=one.text,
+        token_ids=one.token_ids,
+        cumulative_logprob=sum(position[0].logprob for position in one.logprobs) if one.logprobs else None,
+        logprobs=None if one.logprobs is None else [_position(candidates) for candidates in one.logprobs],
+        finish_reason=one.finish_reason,
+        stop_reason=one.stop_reason,
     )
     return RequestOutput(
         request_id=request_id,
         prompt=None,
-        prompt_token_ids=first.prompt_token_ids or (None if first.seq else job.prompt.token_ids),
-        prompt_logprobs=_prompt_logprobs(first),
+        prompt_token_ids=one.prompt_token_ids or (None if one.seq else job.prompt.token_ids),
+        prompt_logprobs=_prompt_logprobs(one),
         outputs=[completion],
-        finished=final.final,
-        num_cached_tokens=first.cached_tokens,
+        finished=one.final,
+        num_cached_tokens=one.cached_tokens,
     )
 
 

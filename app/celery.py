@@ -57,8 +57,8 @@ def configuration(broker_url: str) -> dict[str, Any]:
             "ack_emulation": False,
             # A worker's own queues before those it shares with its role.
             "queue_order_strategy": "priority",
-            "sep": "|",
-            "priority_steps": [0, 5],
+            "sep": keys.SEPARATOR,
+            "priority_steps": list(keys.PRIORITY_STEPS),
             "socket_timeout": 10,
             "socket_connect_timeout": 2,
             "socket_keepalive": True,

@@ -32,6 +32,11 @@ CANCELLED_TTL_S = 600
 REPLAY_TTL_S = 600
 
 
+#: Of Celery's queues: kombu keeps a list for each step of priority, `queue` for the first and `queue|5` for the second.
+SEPARATOR = "|"
+PRIORITY_STEPS = (0, 5)
+
+
 def worker(worker_id: str) -> str:
     return f"{PREFIX}worker:{worker_id}"
 
@@ -66,3 +71,8 @@ def role_queue(role: Role) -> str:
 
 def worker_queue(role: Role, worker_id: str) -> str:
     return f"{role.value}.{worker_id}"
+
+
+def lists(queue: str) -> list[str]:
+    """The Redis lists of a queue, one for each step of priority."""
+    return [f"{queue}{SEPARATOR}{step}" if step else queue for step in PRIORITY_STEPS]

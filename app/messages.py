@@ -117,6 +117,11 @@ class StageTask(Message):
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
 
+    @property
+    def expires_at(self) -> float:
+        """When nobody has to look at the task any more, in unix seconds: a decode task's blocks may outlive it."""
+        return self.deadline
+
 
 class PrefillTask(StageTask):
     """Fill the KV cache with the prompt and hand its blocks to the decode worker."""
@@ -129,6 +134,10 @@ class DecodeTask(StageTask):
 
     prompt: Prompt | RenderedPrompt
     kv: KVHandoff | None = None
+
+    @property
+    def expires_at(self) -> float:
+        return self.deadline if self.kv is None else max(self.deadline, self.kv.expires_at)
 
 
 class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
@@ -165,6 +174,26 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     @property
     def final(self) -> bool:
         return self.finish_reason is not None or self.error is not None
+
+
+def joined(deltas: list[Delta]) -> Delta:
+    """Deltas of one request that follow each other, as one with the number of the first."""
+    first, last = deltas[0], deltas[-1]
+    return Delta(
+        request=first.request,
+        attempt=first.attempt,
+        seq=first.seq,
+        token_ids=[token for delta in deltas for token in delta.token_ids],
+        text="".join(delta.text for delta in deltas),
+        logprobs=None if first.logprobs is None else [one for delta in deltas for one in delta.logprobs or []],
+        prompt_logprobs=first.prompt_logprobs,
+        prompt_token_ids=first.prompt_token_ids,
+        media_tokens=first.media_tokens,
+        cached_tokens=first.cached_tokens,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        error=last.error,
+    )
 
 
 class Batch(msgspec.Struct, omit_defaults=True):

@@ -25,8 +25,8 @@ _EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 
 def envelope(task: str, message: StageTask, queue: str, summary: str) -> bytes:
-    """The message for a stage's task, which a worker drops unseen after the request's deadline."""
-    expires = datetime.fromtimestamp(message.deadline, UTC).isoformat()
+    """The message for a stage's task, which a worker drops unseen after its `expires_at`."""
+    expires = datetime.fromtimestamp(message.expires_at, UTC).isoformat()
     return envelope_of(task, {"message": message.model_dump(mode="json")}, queue, summary, expires)
 
 
@@ -53,6 +53,13 @@ def envelope_of(task: str, kwargs: dict[str, Any], queue: str, summary: str, exp
             "properties": properties,
         }
     )
+
+
+def opened(content: bytes) -> tuple[str, dict[str, Any]]:
+    """(task, message) of an `envelope`. Raises ValueError, KeyError or TypeError if it is none."""
+    outer = orjson.loads(content)
+    _, kwargs, _ = orjson.loads(base64.b64decode(outer["body"]))
+    return outer["headers"]["task"], kwargs["message"]
 
 
 def summary(message: StageTask, prompt_tokens: int) -> str:

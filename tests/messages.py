@@ -31,7 +31,7 @@ def worker(assignment: Assignment, *roles: Role, **changes: Any) -> WorkerRecord
 
 
 def decode_task(request_id: str, deadline: float | None = None, **changes: Any) -> DecodeTask:
-    return DecodeTask(prompt=Prompt(token_ids=[1, 2, 3]), **_common(request_id, deadline) | changes)
+    return DecodeTask(**_common(request_id, deadline) | {"prompt": Prompt(token_ids=[1, 2, 3])} | changes)
 
 
 def prefill_task(request_id: str, deadline: float | None = None, **changes: Any) -> PrefillTask:

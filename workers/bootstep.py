@@ -15,6 +15,7 @@ from celery.worker import state
 
 from app import settings
 from workers import host as hosting
+from workers.draining import turn_away
 from workers.pool import engine_loop
 
 log = logging.getLogger(__name__)
@@ -63,9 +64,11 @@ class EngineStep(bootsteps.StartStopStep):
         if self.host is None:
             return
         while len(self.host.jobs) and not state.should_terminate:
+            self._call(turn_away(self.host), 5.0)
             time.sleep(0.1)
         if len(self.host.jobs):
             return self.terminate(worker)
+        self._call(turn_away(self.host), 5.0)
         self._call(self.host.stop(), 10.0)
         self.host = None
 
@@ -73,6 +76,7 @@ class EngineStep(bootsteps.StartStopStep):
         """Cold shutdown: end the requests in flight with an error for their clients."""
         if self.host is None:
             return
+        self._call(turn_away(self.host), 5.0)
         engine_loop().call_soon_threadsafe(self.host.cancel_all)
         until = time.monotonic() + 3.0
         while len(self.host.jobs) and time.monotonic() < until:

@@ -129,6 +129,8 @@ class Engine:
         """The request's outputs, one for each engine step. With `kv` the prompt's blocks are pulled, not computed."""
         params = _params(task.params)
         if kv is not None:
+            # What is wanted whole comes in steps too: the stage joins them.
+            params.output_kind = _steps_of(params.output_kind)
             params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": kv}
         return self._generate(engine_input, params, task.request_id, task)
 
@@ -172,6 +174,12 @@ def _params(values: dict[str, Any]) -> Any:
         return msgspec.convert(values, SamplingParams, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
         raise InvalidRequest(f"sampling parameters: {error}") from error
+
+
+def _steps_of(kind: Any) -> Any:
+    from vllm.sampling_params import RequestOutputKind
+
+    return RequestOutputKind.DELTA if kind == RequestOutputKind.FINAL_ONLY else kind
 
 
 def _final_only() -> Any:

@@ -69,6 +69,18 @@ class Host:
         await wait_until_up(self.broker, self.settings.redis)
         await wait_until_up(self.cache, self.settings.redis)
         await refuse_unsafe_broker(self.broker, self.settings.redis.broker_url)
+        await self._claim_name()
+
+    async def _claim_name(self) -> None:
+        """Two workers of one name would share queues and take turns in the registry. A dead one's entry runs out."""
+        until = time.monotonic() + self.settings.worker.lease_s + 1.0
+        while (other := next((w for w in await self.registry.workers() if w.id == self.id), None)) is not None:
+            if time.monotonic() > until:
+                raise MisconfiguredWorker(
+                    f"a worker named {self.id} is running already (process {other.pid} on {other.host}): stop it, or "
+                    "give this one another name (-n)"
+                )
+            await asyncio.sleep(0.5)
 
     async def start(self) -> None:
         """Load the engine, which blocks this loop, then register. Until then the worker takes no task."""

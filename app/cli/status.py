@@ -89,9 +89,9 @@ async def _worker(cache: Any, broker: Any, record: Any) -> dict[str, Any]:
 
 
 async def _length(broker: Any, queue: str) -> int:
-    from app.launch.redis_keys import priority_keys
+    from app import keys
 
-    return sum([await broker.llen(key) for key in priority_keys(queue)])
+    return sum([await broker.llen(key) for key in keys.lists(queue)])
 
 
 async def _values(cache: Any, pattern: str) -> list[Any]:

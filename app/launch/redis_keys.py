@@ -70,11 +70,11 @@ async def _registrations(
 
 async def _queues(client: Any, names: set[str], workers: list[str]) -> None:
     """Delete the queues, and their bindings in kombu's tables, permanent ones included."""
-    await _delete(client, [key for name in names for key in priority_keys(name)])
+    await _delete(client, [key for name in names for key in keys.lists(name)])
     bound = names | {f"{one}.celery.pidbox" for one in workers}
     async for key in client.scan_iter("_kombu.binding*", count=500, _type="set"):
         members = [_text(member) for member in await client.smembers(key)]
-        stale = [one for one in members if one.rpartition(_options()["sep"])[2] in bound]
+        stale = [one for one in members if one.rpartition(keys.SEPARATOR)[2] in bound]
         if stale:
             await client.srem(key, *stale)
     if not await client.exists("_kombu.binding.celery.pidbox"):  # no worker is left
@@ -82,18 +82,6 @@ async def _queues(client: Any, names: set[str], workers: list[str]) -> None:
     for exchange in await client.zrange("_kombu.binding_deadlines", 0, -1):
         if not await client.exists(f"_kombu.binding.{_text(exchange)}"):
             await client.zrem("_kombu.binding_deadlines", exchange)
-
-
-def priority_keys(queue: str) -> list[str]:
-    """The lists that kombu spreads a queue over, one for each priority step."""
-    options = _options()
-    return [f"{queue}{options['sep']}{step}" if step else queue for step in options["priority_steps"]]
-
-
-def _options() -> Any:
-    from app.celery import configuration
-
-    return configuration("")["broker_transport_options"]
 
 
 async def _delete(client: Any, names: list[Any]) -> None:

@@ -92,8 +92,9 @@ def spec(address: tuple[str, int], directory: Path, log: Path, environment: Mapp
         "dir": str(directory),
         "save": "",
         "appendonly": "no",
-        # Nothing is evicted without a maxmemory. Whoever sets one later loses media and leases, which have a TTL and
-        # can be made again; queues, which have none and cannot, stay.
+        # Media stay until their request's deadline. When they are too many the oldest go, and their requests get a 503;
+        # queues have no TTL and stay.
+        "maxmemory": "2gb",
         "maxmemory-policy": "volatile-lru",
     }
     argv = [str(get_binary_path()), *(part for name, value in options.items() for part in (f"--{name}", value))]

@@ -55,9 +55,10 @@ PROMPTS = {
 
 @dataclass
 class Greedy:
-    """A greedy answer: token ids, their log-probabilities, and those of the two best tokens at each place."""
+    """A greedy answer: token ids and text, their log-probabilities, and those of the two best tokens at each place."""
 
     tokens: list[int]
+    text: str
     best: list[list[float]] = field(default_factory=list)
     prompt_tokens: int = 0
 
@@ -84,4 +85,4 @@ def greedy(client: Any, messages: list[dict[str, Any]], tokens: int = 24) -> Gre
     choice = answer.choices[0]
     assert choice.finish_reason == "length"
     best = [sorted((top.logprob for top in one.top_logprobs), reverse=True)[:2] for one in choice.logprobs.content]
-    return Greedy(choice.token_ids, best, answer.usage.prompt_tokens)
+    return Greedy(choice.token_ids, choice.message.content, best, answer.usage.prompt_tokens)

@@ -68,6 +68,35 @@ def test_64_at_once(stack: Stack) -> None:
             assert best - second < 2e-3, f"differs at {difference}, and no tie: {best} against {second}"
 
 
+def test_64_plain_streams_at_once(stack: Stack) -> None:
+    """The same through the fast lane, which writes text and no token ids: as many tokens, and each its own text."""
+    prompts = [user(f"Tell me about number {index}.") for index in range(64)]
+    alone = [greedy(stack.client, messages, tokens=16) for messages in prompts]
+    with ThreadPoolExecutor(64) as pool:
+        together = list(pool.map(lambda messages: _plain(stack, messages), prompts))
+    assert [tokens for _, tokens in together] == [16] * 64
+    for (text, _), expected in zip(together, alone, strict=True):
+        assert text == expected.text or min(best - second for best, second in expected.best) < 2e-3
+
+
+def _plain(stack: Stack, messages: list[dict[str, Any]]) -> tuple[str, int]:
+    """The text of a stream, and how many tokens its usage counts."""
+    chunks = stack.client.chat.completions.create(
+        model="tiny",
+        messages=messages,
+        max_tokens=16,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    text, tokens = "", 0
+    for chunk in chunks:
+        text += "".join(choice.delta.content or "" for choice in chunk.choices)
+        tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+    return text, tokens
+
+
 def _streamed(stack: Stack, messages: list[dict[str, Any]]) -> list[int]:
     chunks = stack.client.chat.completions.create(
         model="tiny",

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -120,6 +121,20 @@ def test_a_prefill_worker_killed(pd: Stack) -> None:
                 os.kill(before.pid, signal.SIGKILL)
     assert frames[-1] == "data: [DONE]" and '"finish_reason":"length"' in frames[-2]
     _refused_at_once(pd, "prefill")
+    _comes_back(pd, "prefill", before.incarnation)
+
+
+def test_a_whole_answer_outlives_its_prefill_worker(pd: Stack) -> None:
+    """From the first token on only the decode worker matters, also when the client waits for the whole."""
+    before = pd.workers()["prefill"]
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(pd.post, {**LONG, "max_tokens": 800, "stream": False})
+        eventually(lambda: pd.counter("decode", "vllm:num_requests_running") == 1, 10, "the request decodes")
+        eventually(lambda: pd.counter("decode", "vllm:generation_tokens_total") > 0, 10, "there are tokens")
+        os.kill(before.pid, signal.SIGKILL)
+        answer = asked.result(60)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 800
     _comes_back(pd, "prefill", before.incarnation)
 
 

@@ -63,7 +63,7 @@ async def test_workers_of_the_model_are_seen(redis: Any) -> None:
 async def test_a_missing_worker_takes_nothing_new_at_once_and_is_lost_after_a_grace_period(
     redis: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "GRACE_S", 0.5)
+    monkeypatch.setattr(fleet, "GRACE_HEARTBEATS", 0.5)
     view = View(redis)
     await view.registry.announce(worker(AGG, *ALL))
     async with watching(view):
@@ -81,7 +81,7 @@ async def test_a_missing_worker_takes_nothing_new_at_once_and_is_lost_after_a_gr
 @pytest.mark.usefixtures("quick")
 async def test_one_that_comes_back_in_time_was_never_lost(redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Redis that was restarted empty: the next heartbeat announces the same incarnation again."""
-    monkeypatch.setattr(fleet, "GRACE_S", 0.3)
+    monkeypatch.setattr(fleet, "GRACE_HEARTBEATS", 0.3)
     view = View(redis)
     await view.registry.announce(worker(AGG, *ALL))
     async with watching(view):
@@ -96,7 +96,7 @@ async def test_one_that_comes_back_in_time_was_never_lost(redis: Any, monkeypatc
 
 @pytest.mark.usefixtures("quick")
 async def test_one_that_was_started_anew_is_lost_at_once(redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "GRACE_S", 60.0)
+    monkeypatch.setattr(fleet, "GRACE_HEARTBEATS", 60.0)
     view = View(redis)
     await view.registry.announce(worker(AGG, *ALL))
     async with watching(view):
@@ -108,7 +108,7 @@ async def test_one_that_was_started_anew_is_lost_at_once(redis: Any, monkeypatch
 
 @pytest.mark.usefixtures("quick")
 async def test_a_lease_that_ends_is_a_missing_worker(redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "GRACE_S", 0.1)
+    monkeypatch.setattr(fleet, "GRACE_HEARTBEATS", 0.1)
     view = View(redis, lease_s=0.3)
     await view.registry.announce(worker(AGG, *ALL))
     async with watching(view):
@@ -117,7 +117,7 @@ async def test_a_lease_that_ends_is_a_missing_worker(redis: Any, monkeypatch: py
 
 @pytest.mark.usefixtures("quick")
 async def test_no_redis_leaves_the_view_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "GRACE_S", 0.1)
+    monkeypatch.setattr(fleet, "GRACE_HEARTBEATS", 0.1)
     with redis_server() as server:
         redis = connect(server.url, 0.5, name="test")
         view = View(redis)

@@ -24,7 +24,7 @@ from tests.redis_server import free_port, redis_server
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_module, "REFRESH_S", 0.02)
-    monkeypatch.setattr(fleet_module, "GRACE_S", 0.3)
+    monkeypatch.setattr(fleet_module, "GRACE_HEARTBEATS", 0.3)
 
 
 async def test_a_worker_that_dies_ends_its_requests_and_no_others(redis: Any) -> None:

@@ -17,9 +17,10 @@ def catalogue() -> dict[str, tuple[str, str]]:
 def functions() -> dict[str, str]:
     """What each function and constant of the module is called in the table."""
     names = {name: value for name, value in vars(keys).items() if name.isupper() and isinstance(value, str)}
-    names.pop("PREFIX")
+    for part in ("PREFIX", "SEPARATOR"):
+        names.pop(part)
     for name, function in inspect.getmembers(keys, inspect.isfunction):
-        if name.endswith("_queue"):
+        if name.endswith("_queue") or name == "lists":
             continue
         (parameter,) = inspect.signature(function).parameters
         short = parameter.removesuffix("_id")
@@ -36,6 +37,14 @@ def test_the_queues_are_in_the_table() -> None:
     names = [name for name in catalogue() if not name.startswith("`trivet:")]
     assert names == [", ".join(f"`{keys.role_queue(role)}`" for role in Role), "`encode.<worker>`, ..."]
     assert keys.worker_queue(Role.ENCODE, "<worker>") == "encode.<worker>"
+
+
+def test_a_queue_has_a_list_for_each_priority() -> None:
+    from app.celery import configuration
+
+    options = configuration("")["broker_transport_options"]
+    assert (options["sep"], options["priority_steps"]) == (keys.SEPARATOR, list(keys.PRIORITY_STEPS))
+    assert keys.lists("decode.a@b") == ["decode.a@b", "decode.a@b|5"]
 
 
 def test_everything_but_channels_and_the_registry_ends() -> None:

@@ -36,10 +36,13 @@ class Case:
         self.said: list[Delta] = []
         self.ran: list[str] = []
         tokens = SimpleNamespace(put=lambda _api, delta: self.said.append(delta))
-        self.host: Any = SimpleNamespace(jobs=Jobs(), cache=Cache(answer), tokens=tokens)
+        self.host: Any = SimpleNamespace(jobs=Jobs(), cache=Cache(answer), tokens=tokens, unplace=self._note_place)
 
     async def run(self, task: DecodeTask) -> None:
         await tasks._run(self.host, task, self._note("stage"), self._note("refuse"))
+
+    async def _note_place(self, request_id: str) -> None:
+        self.ran.append(f"unplace {request_id}")
 
     def _note(self, what: str) -> Any:
         async def noted(_host: Any, _task: Any) -> None:
@@ -77,4 +80,4 @@ async def test_one_cancelled_during_the_look_at_its_tombstone_holds_nothing() ->
     await asyncio.sleep(0)
     case.host.jobs.cancel("r")
     await asyncio.wait_for(running, 5)
-    assert (case.ran, case.codes, len(case.host.jobs)) == (["refuse"], [], 0)
+    assert (case.ran, case.codes, len(case.host.jobs)) == (["unplace r", "refuse"], [], 0)

@@ -6,8 +6,11 @@ import time
 from typing import Any
 
 from app.errors import InvalidRequest, KVLeaseExpired
-from app.messages import DecodeTask, Delta, RenderedPrompt
+from app.messages import DecodeTask, Delta, RenderedPrompt, joined
 from workers.host import Host
+
+#: vLLM's RequestOutputKind.FINAL_ONLY, as it travels.
+FINAL_ONLY = 2
 
 
 async def run(host: Host, task: DecodeTask) -> None:
@@ -20,12 +23,18 @@ async def run(host: Host, task: DecodeTask) -> None:
         async with host.budget.reserve(_reach(host, task, engine_input)):
             kv = _blocks(task)
             begun = True
+            rest: list[Delta] = []
             async for output in host.engine.generate(engine_input, task, kv):
-                delta = outputs.delta(output, task.request_id, task.attempt, seq)
+                delta = outputs.delta(output, task.request_id, task.attempt, min(seq, 1) if _whole(task) else seq)
                 if seq == 0:
                     _attach(delta, extras)
-                host.tokens.put(task.api, delta)
+                if seq == 0 or not _whole(task):
+                    host.tokens.put(task.api, delta)
+                else:
+                    rest.append(delta)
                 seq += 1
+            if rest:
+                host.tokens.put(task.api, joined(rest))
     finally:
         if not begun:
             await refuse(host, task)
@@ -43,6 +52,12 @@ async def _input(host: Host, task: DecodeTask) -> tuple[Any, list[int] | None]:
         return host.engine.input_of(task.prompt), task.prompt.token_ids if task.prompt.items else None
     engine_input = await host.engine.render(task.prompt)
     return engine_input, list(engine_input["prompt_token_ids"]) if task.prompt.media else None
+
+
+def _whole(task: DecodeTask) -> bool:
+    """Whether the API wants the answer in one piece. Its first token goes out at once all the same: from then on the
+    prefill worker is not needed any more, and may die."""
+    return task.kv is not None and task.params.get("output_kind") == FINAL_ONLY
 
 
 def _reach(host: Host, task: DecodeTask, engine_input: Any) -> int:

@@ -1,0 +1,59 @@
+"""What comes to the queues of a worker that takes no more: an answer at once, instead of silence until it is gone.
+
+An API process may still choose a worker for half a second after it began to drain, and decode tasks are on their way
+for as long as prefills run.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from pydantic import ValidationError
+from redis.exceptions import RedisError
+
+from app import keys, sender
+from app.celery import DECODE_TASK
+from app.errors import WorkerLost
+from app.messages import DecodeTask, Delta
+from workers.host import Host
+from workers.stages import decode
+
+log = logging.getLogger(__name__)
+
+
+async def turn_away(host: Host) -> None:
+    """Empty this worker's own queues; each request is told that its worker went away, and may be sent again."""
+    for role in host.settings.roles:
+        for name in keys.lists(keys.worker_queue(role, host.id)):
+            while (content := await _next(host, name)) is not None:
+                await _answer(host, content)
+
+
+async def _next(host: Host, queue: str) -> bytes | None:
+    try:
+        content = await host.broker.rpop(queue)
+    except (RedisError, OSError) as error:
+        log.warning("queue %s cannot be emptied: %s", queue, error)
+        return None
+    return content if isinstance(content, bytes) else None
+
+
+async def _answer(host: Host, content: bytes) -> None:
+    try:
+        task, message = sender.opened(content)
+        request_id, api = str(message["request_id"]), str(message["api"])
+    except (ValueError, KeyError, TypeError) as error:
+        log.error("a message that is none in a queue of this worker: %s", error)
+        return
+    lost = WorkerLost("the worker is shutting down")
+    host.tokens.put(api, Delta(request=request_id, attempt=int(message.get("attempt", 0)), seq=0, error=lost.failure()))
+    if task == DECODE_TASK:
+        await _give_back(host, message)
+
+
+async def _give_back(host: Host, message: dict[str, Any]) -> None:
+    try:
+        await decode.refuse(host, DecodeTask.model_validate(message))
+    except ValidationError as error:
+        log.error("a decode message that is none, with %d errors", error.error_count())
