@@ -27,7 +27,7 @@ def test_tasks_are_shown_without_their_prompts(pd: Stack) -> None:
 
 def _tasks(stack: Stack, request: str) -> list[dict[str, str]]:
     """The rows of the dashboard's task table that name the request, as the page itself asks for them."""
-    query = {"draw": 1, "start": 0, "length": 200, "search[value]": "", "order[0][column]": 0, "order[0][dir]": "asc"}
+    query = {"draw": 1, "start": 0, "length": 200, "search[value]": "", "order[0][column]": 0, "order[0][dir]": "desc"}
     query |= {"columns[0][data]": "received"}
     until = time.monotonic() + 20
     found: list[dict[str, str]] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from app.errors import InvalidRequest, KVLeaseExpired
@@ -14,27 +16,14 @@ FINAL_ONLY = 2
 
 
 async def run(host: Host, task: DecodeTask) -> None:
-    from workers import outputs, rendered
-
-    seq, begun = 0, False
+    begun = False
     try:
         engine_input, ids = await _input(host, task)
-        extras: dict[str, Any] = {"prompt_token_ids": ids, "media_tokens": rendered.media_tokens(engine_input) or None}
         async with host.budget.reserve(_reach(host, task, engine_input)):
             kv = _blocks(task)
             begun = True
-            rest: list[Delta] = []
-            async for output in host.engine.generate(engine_input, task, kv):
-                delta = outputs.delta(output, task.request_id, task.attempt, min(seq, 1) if _whole(task) else seq)
-                if seq == 0:
-                    _attach(delta, extras)
-                if seq == 0 or not _whole(task):
-                    host.tokens.put(task.api, delta)
-                else:
-                    rest.append(delta)
-                seq += 1
-            if rest:
-                host.tokens.put(task.api, joined(rest))
+            async with aclosing(_deltas(host, task, engine_input, ids, kv)) as deltas:
+                await (_send_whole if _whole(task) else _send)(host, task, deltas)
     finally:
         if not begun:
             await refuse(host, task)
@@ -54,9 +43,36 @@ async def _input(host: Host, task: DecodeTask) -> tuple[Any, list[int] | None]:
     return engine_input, list(engine_input["prompt_token_ids"]) if task.prompt.media else None
 
 
+async def _deltas(
+    host: Host, task: DecodeTask, engine_input: Any, ids: list[int] | None, kv: dict[str, Any] | None
+) -> AsyncGenerator[Delta, None]:
+    """The engine's steps; the first one with what the API cannot know of the prompt."""
+    from workers import outputs, rendered
+
+    seq = 0
+    async for output in host.engine.generate(engine_input, task, kv):
+        delta = outputs.delta(output, task.request_id, task.attempt, seq)
+        if seq == 0:
+            delta.prompt_token_ids, delta.media_tokens = ids, rendered.media_tokens(engine_input) or None
+        yield delta
+        seq += 1
+
+
+async def _send(host: Host, task: DecodeTask, deltas: AsyncGenerator[Delta, None]) -> None:
+    async for delta in deltas:
+        host.tokens.put(task.api, delta)
+
+
+async def _send_whole(host: Host, task: DecodeTask, deltas: AsyncGenerator[Delta, None]) -> None:
+    """In two parts, the first token and the rest: from the first on the prefill worker is not needed, and may die."""
+    host.tokens.put(task.api, await anext(deltas))
+    rest = [delta async for delta in deltas]
+    if rest:
+        host.tokens.put(task.api, joined(rest))
+
+
 def _whole(task: DecodeTask) -> bool:
-    """Whether the API wants the answer in one piece. Its first token goes out at once all the same: from then on the
-    prefill worker is not needed any more, and may die."""
+    """Whether the API wants the answer in one piece."""
     return task.kv is not None and task.params.get("output_kind") == FINAL_ONLY
 
 
@@ -74,8 +90,3 @@ def _blocks(task: DecodeTask) -> dict[str, Any] | None:
     if time.time() > task.kv.expires_at:
         raise KVLeaseExpired("the request waited longer for its decode worker than prefilled KV blocks are kept")
     return task.kv.params
-
-
-def _attach(delta: Delta, extras: dict[str, Any]) -> None:
-    for name, value in extras.items():
-        setattr(delta, name, value)
