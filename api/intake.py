@@ -35,9 +35,11 @@ class Intake:
         if not parts:
             return
         self._check_number(parts)
+        # Who asks for a KV cache of its own has names of its own for its media, too: the encoder's cache goes by them.
+        salt = body.get("cache_salt")
         # One at a time: a request must not hold many decoded media in memory at once.
         for param, part in parts:
-            await self._take(param, part)
+            await self._take(param, part, salt if isinstance(salt, str) else "")
 
     def _check_number(self, parts: list[tuple[str, dict[str, Any]]]) -> None:
         first = parts[0][0]
@@ -47,27 +49,27 @@ class Intake:
             allowed = self._settings.media.max_items
             raise MediaRefused(f"more media than media.max_items allows ({allowed})", param=first)
 
-    async def _take(self, param: str, part: dict[str, Any]) -> None:
+    async def _take(self, param: str, part: dict[str, Any], salt: str) -> None:
         if part.get("type") != "image_url":
             raise MediaRefused("this kind of content part is not supported; image_url is", param=param)
         url = part.get("image_url")
         url = url.get("url") if isinstance(url, dict) else url
         if not isinstance(url, str):
             raise MediaRefused("image_url needs a url", param=f"{param}.image_url")
-        identity, size = await self._store_image(url, f"{param}.image_url")
+        identity, size = await self._store_image(url, f"{param}.image_url", salt)
         part.clear()
         part.update(type="image_url", image_url={"url": f"trivet:{identity}:{size}"})
 
-    async def _store_image(self, url: str, param: str) -> tuple[str, int]:
+    async def _store_image(self, url: str, param: str, salt: str) -> tuple[str, int]:
         limits = self._settings.media
-        identity, data = await asyncio.to_thread(self._identify, url, int(limits.max_item_mb * 1e6), param)
+        identity, data = await asyncio.to_thread(self._identify, url, int(limits.max_item_mb * 1e6), param, salt)
         await self._store.put(identity, data, self._settings.api.request_timeout_s)
         return identity, len(data)
 
-    def _identify(self, url: str, max_bytes: int, param: str) -> tuple[str, bytes]:
+    def _identify(self, url: str, max_bytes: int, param: str, salt: str) -> tuple[str, bytes]:
         data = media.decode(url, max_bytes, param)
         media.check_image(data, self._settings.media.max_image_pixels, param)
-        return media.identify(data, modality="image", model=self._settings.model), data
+        return media.identify(data, modality="image", model=self._settings.model, salt=salt), data
 
 
 def _media_parts(body: dict[str, Any]) -> Any:

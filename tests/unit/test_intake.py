@@ -78,6 +78,17 @@ async def test_the_same_picture_twice_is_one() -> None:
     assert len({part["image_url"]["url"] for one in body["messages"] for part in one["content"]}) == 1
 
 
+async def test_a_cache_salt_names_the_picture_anew() -> None:
+    body = {"messages": [message(image())]}
+    _, plain = await admitted(body)
+    names = set(plain.kept)
+    for salt in ("a", "b", "a"):
+        _, store = await admitted({"messages": [message(image())], "cache_salt": salt})
+        assert store.kept.keys() == {identify(PICTURE, modality="image", model="m", salt=salt)}
+        names |= store.kept.keys()
+    assert len(names) == 3
+
+
 async def test_fields_of_the_stages_are_not_for_clients() -> None:
     body, _ = await admitted({"messages": [], "kv_transfer_params": {"remote_host": "x"}, "ec_transfer_params": {}})
     assert body == {"messages": []}
