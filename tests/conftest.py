@@ -1,6 +1,7 @@
 """What all tests share: the marks of their kinds, and a Redis of their own."""
 
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,10 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
 )
 hypothesis.settings.load_profile("trivet")
+
+# A shell's background job begins with both ignored, and so would every process that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 KINDS = ("integration", "e2e")
 HERE = Path(__file__).parent

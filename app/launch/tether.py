@@ -19,6 +19,9 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != int(parent):  # it went before we asked
             sys.exit(1)
+    # A shell's background job ignores both, and what it starts would too: the signals by which we end workers.
+    for ignored in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(ignored, signal.SIG_DFL)
     os.execvp(command[0], command)
 
 
