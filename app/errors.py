@@ -117,6 +117,66 @@ class MediaExpired(TrivetError):
     retry_after_s = 1
 
 
+class MediaMemoryFull(TrivetError):
+    """The API process holds as many media bytes as its settings allow."""
+
+    status = 503
+    code = "media_memory_full"
+    retry_after_s = 1
+
+
+class TensorError(TrivetError):
+    """A buffer of another process could not be read."""
+
+    status = 503
+    code = "tensor_unavailable"
+    retry_after_s = 1
+
+
+class TensorMissing(TensorError):
+    """The holder has taken the buffer away."""
+
+    code = "tensor_missing"
+
+
+class TensorExpired(TensorError):
+    """The descriptor's lease is over."""
+
+    code = "tensor_expired"
+
+
+class TensorIncompatible(TensorError):
+    """What lies there has another type, shape or length than the descriptor says, or than the reader can use."""
+
+    code = "tensor_incompatible"
+
+
+class TensorTooLarge(TensorError):
+    """Larger than `tensors.max_buffer_mb`."""
+
+    code = "tensor_too_large"
+
+
+class PeerGone(TensorError):
+    """The process that held the buffer does not answer."""
+
+    code = "peer_gone"
+
+
+class EncodeFailed(TrivetError):
+    """No worker could encode an item, the one that prefills included."""
+
+    status = 503
+    code = "encode_failed"
+    retry_after_s = 1
+
+
+class RecordTooLarge(TrivetError):
+    """An item's record is larger than `items.max_record_kb`: the item cannot be shared."""
+
+    code = "record_too_large"
+
+
 class TokensLost(TrivetError):
     """A hole in the token stream that the replay stream could not fill."""
 

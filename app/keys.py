@@ -7,14 +7,18 @@
 | `trivet:api:<id>` | string, JSON | `api.lease_s` | an API process that reads tokens |
 | `trivet:load:<worker>` | sorted set | the last deadline | request id -> deadline, of all requests placed there |
 | `trivet:cancelled:<request>` | string | 600 s or more | tombstone: a task that finds it does not start |
-| `trivet:media:<identity>` | string, bytes | `api.request_timeout_s` | media bytes on their way to a worker |
+| `trivet:item:<model>:<identity>` | string, JSON | `items.record_ttl_s` after its last use | an item record |
+| `trivet:emb:<model>:<identity>` | hash | the same | worker -> where it holds the item's embedding, JSON |
+| `trivet:encoding:<model>:<identity>` | string, JSON | `items.encode_timeout_s` | whoever is to encode the item |
 | `trivet:replay:<api>` | stream, capped | 600 s after the last batch | the last token batches, to refill a gap |
 | `trivet:tokens:<api>` | channel | | token batches for one API process |
 | `trivet:cancel` | channel | | ids of requests to stop |
+| `trivet:items` | channel | | items that were encoded, or could not be, JSON |
 | `encode`, `prefill`, `decode` | list | until taken | Celery queue that any worker of the role takes from |
 | `encode.<worker>`, ... | list | the same | Celery queue of one worker |
 
-Celery adds keys of its own that begin with `_kombu.`. Nothing here is pickled: strings are JSON, text or media bytes.
+Celery adds keys of its own that begin with `_kombu.`. Nothing here is pickled: strings are JSON or text. `<model>` is
+the fingerprint of a model and its processor settings, `<identity>` names an item by its content.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ PREFIX = "trivet:"
 
 WORKERS = f"{PREFIX}workers"
 CANCEL_CHANNEL = f"{PREFIX}cancel"
+ITEMS_CHANNEL = f"{PREFIX}items"
 
 #: How long a tombstone outlives the cancel message: longer than any task waits unseen between two queues.
 CANCELLED_TTL_S = 600
@@ -53,8 +58,16 @@ def cancelled(request_id: str) -> str:
     return f"{PREFIX}cancelled:{request_id}"
 
 
-def media(identity: str) -> str:
-    return f"{PREFIX}media:{identity}"
+def item(model: str, identity: str) -> str:
+    return f"{PREFIX}item:{model}:{identity}"
+
+
+def embedding(model: str, identity: str) -> str:
+    return f"{PREFIX}emb:{model}:{identity}"
+
+
+def encoding(model: str, identity: str) -> str:
+    return f"{PREFIX}encoding:{model}:{identity}"
 
 
 def replay(api_id: str) -> str:

@@ -12,19 +12,48 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.errors import Failure
 
-Modality = Literal["image"]
+Modality = Literal["image", "video"]
 
 
 class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Descriptor(Message):
+    """Where a buffer lies that another process may read: all that the tensor plane needs to fetch it.
+
+    `agent` is the holder's NIXL agent, `address` the buffer's in its memory and `metadata` (base64) what NIXL wants to
+    know of both. A reader with the same `host` opens `path` instead. `nonce` differs for each buffer that ever lay
+    there; `dtype` and `shape` say what the `nbytes` of payload are. Readable until `expires_at` (unix seconds), and a
+    reader has to expect that the holder took it away before.
+    """
+
+    agent: str
+    host: str
+    path: str
+    address: int = Field(ge=0)
+    metadata: str
+    name: str
+    nonce: str = Field(pattern=r"^[0-9a-f]{16}$")
+    dtype: str
+    shape: list[int]
+    nbytes: int = Field(gt=0)
+    expires_at: float
+
+
 class MediaRef(Message):
-    """One medium of a prompt. `identity` names its content; `size` is in bytes."""
+    """One medium of a prompt. `identity` names its content, `param` the part of the request that it came in.
+
+    `size` is in bytes; `media_type` is given where the bytes alone do not tell how to read them (`video/jpeg`: frames
+    as base64 text, comma-separated). `source` is where the bytes lie.
+    """
 
     modality: Modality
     identity: str = Field(pattern=r"^[0-9a-f]{32,64}$")
     size: int = Field(gt=0)
+    media_type: str = ""
+    param: str
+    source: Descriptor
 
 
 class Prompt(Message):
@@ -38,15 +67,16 @@ class Prompt(Message):
 class FieldValue(Message):
     """One processor output that is no pixel data (grids, timestamps), in JSON.
 
-    A tensor has `dtype` and `shape` and its values flat, row-major; a plain number or nested list has `dtype` None.
-    `kind` and `dim` say how the model joins the values of several items (vLLM's field kinds).
+    A tensor has `dtype` and `shape` and its values flat, row-major, those that are not finite as text; a plain number
+    or nested list has `dtype` None, and tensors in a list are objects of `dtype`, `shape` and `data`. `kind` and `dim`
+    say how the model joins the values of several items (vLLM's field kinds).
     """
 
     kind: Literal["batched", "flat", "shared"]
     dim: int = 0
     dtype: str | None = None
     shape: list[int] = []
-    data: list[Any] | int | float
+    data: list[Any] | bool | int | float
 
 
 class RenderedItem(Message):
@@ -89,10 +119,15 @@ class Assignment(Message):
 
 
 class Plan(Message):
-    """Who runs each stage. Equal assignments are one task: a stage whose worker is the next one's too is no task."""
+    """Who runs each stage. Equal assignments are one task: a stage whose worker is the next one's too is no task.
+
+    `encode` has an encode worker for each item (by identity) that nobody holds or encodes yet; items that are not in it
+    are taken from a holder, waited for, or encoded by the worker that prefills.
+    """
 
     prefill: Assignment
     decode: Assignment
+    encode: dict[str, Assignment] = {}
 
     @property
     def aggregated(self) -> bool:
@@ -103,24 +138,36 @@ class Plan(Message):
         return (self.decode,) if self.aggregated else (self.prefill, self.decode)
 
 
-class StageTask(Message):
-    """What every stage of a request knows. `params` is vLLM's SamplingParams as builtins, `deadline` unix seconds."""
+class Task(Message):
+    """What every task knows of its request. `deadline` is in unix seconds."""
 
     request_id: str = Field(min_length=1, max_length=256)
     attempt: int = Field(ge=0)
     api: str
     model: str
-    plan: Plan
     deadline: float
+
+    @property
+    def expires_at(self) -> float:
+        """When nobody has to look at the task any more, in unix seconds."""
+        return self.deadline
+
+
+class EncodeTask(Task):
+    """Encode one item and announce it. `assigned` is who holds the claim on it: anybody else leaves it alone."""
+
+    item: MediaRef
+    assigned: Assignment
+
+
+class StageTask(Task):
+    """What prefill and decode know of a request. `params` is vLLM's SamplingParams as builtins."""
+
+    plan: Plan
     params: dict[str, Any]
     priority: int = 0
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
-
-    @property
-    def expires_at(self) -> float:
-        """When nobody has to look at the task any more, in unix seconds: a decode task's blocks may outlive it."""
-        return self.deadline
 
 
 class PrefillTask(StageTask):
@@ -137,6 +184,7 @@ class DecodeTask(StageTask):
 
     @property
     def expires_at(self) -> float:
+        """The blocks may outlive the deadline, and want to be freed."""
         return self.deadline if self.kv is None else max(self.deadline, self.kv.expires_at)
 
 

@@ -20,6 +20,12 @@ ALL = frozenset(Role)
 TOPOLOGIES: Mapping[str, Mapping[str, frozenset[Role]]] = {
     "agg": {"agg": ALL},
     "pd": {"prefill": frozenset({Role.ENCODE, Role.PREFILL}), "decode": frozenset({Role.DECODE})},
+    "e_pd": {"encode": frozenset({Role.ENCODE}), "pd": frozenset({Role.PREFILL, Role.DECODE})},
+    "e_p_d": {
+        "encode": frozenset({Role.ENCODE}),
+        "prefill": frozenset({Role.PREFILL}),
+        "decode": frozenset({Role.DECODE}),
+    },
 }
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, TomlConfigSettingsSource
@@ -140,6 +140,32 @@ class MediaSettings(Section):
     """Largest medium, in MB of its encoded bytes."""
     max_image_pixels: int = Field(64_000_000, ge=1)
     """Largest image, in pixels, read from its header before it is decoded."""
+    max_video_frames: int = Field(1024, ge=1)
+    """Most frames in a video that is given as frames (`data:video/jpeg`)."""
+
+
+class TensorSettings(Section):
+    directory: str = "/dev/shm"
+    """Folder for shared buffers: a memory file system, the same one for all processes of a host."""
+    transport: Literal["auto", "nixl"] = "auto"
+    """How buffers are read: `auto` maps the holder's file on one host and uses NIXL between hosts; `nixl` always."""
+    host: str = "127.0.0.1"
+    """Address at which other processes reach this one's NIXL agent; on loopback NIXL is kept to loopback."""
+    timeout_s: float = Field(10.0, gt=0)
+    """Longest fetch of one buffer."""
+    max_buffer_mb: float = Field(1024.0, gt=0)
+    """Largest buffer, in MB."""
+    media_gb: float = Field(2.0, gt=0)
+    """Media bytes that an API process holds for its requests in flight; beyond it requests with media get 503."""
+
+
+class ItemSettings(Section):
+    record_ttl_s: int = Field(86400, ge=60)
+    """How long an item record stays in Redis after its last use."""
+    max_record_kb: int = Field(1024, ge=1)
+    """Largest item record; an item with a larger one is encoded wherever it is wanted, and not shared."""
+    encode_timeout_s: float = Field(60.0, gt=0)
+    """Longest wait for an encode worker, queue included; then the item is encoded elsewhere."""
 
 
 class StreamSettings(Section):
@@ -173,6 +199,8 @@ class Settings(BaseSettings):
     """The name that clients use; the model's path or hub name when not given."""
     enable_multimodal: bool = False
     """Take media. Without it requests with media get 400, and a worker with the encode role refuses to start."""
+    multimodal_embedding_cache_capacity_gb: float = Field(4.0, ge=0)
+    """Embeddings that a worker keeps in shared memory, in GB; the least recently used go first. 0 keeps none."""
     log_level: str = Field("INFO", pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")
     """DEBUG, INFO, WARNING or ERROR."""
     redis: RedisSettings = RedisSettings()
@@ -180,6 +208,8 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     api: ApiSettings = ApiSettings()
     media: MediaSettings = MediaSettings()
+    tensors: TensorSettings = TensorSettings()
+    items: ItemSettings = ItemSettings()
     stream: StreamSettings = StreamSettings()
     flower: FlowerSettings = FlowerSettings()
 

@@ -22,9 +22,8 @@ def functions() -> dict[str, str]:
     for name, function in inspect.getmembers(keys, inspect.isfunction):
         if name.endswith("_queue") or name == "lists":
             continue
-        (parameter,) = inspect.signature(function).parameters
-        short = parameter.removesuffix("_id")
-        names[name] = function("<id>" if name in ("worker", "api") else f"<{short}>")
+        parameters = [parameter.removesuffix("_id") for parameter in inspect.signature(function).parameters]
+        names[name] = function("<id>") if name in ("worker", "api") else function(*(f"<{one}>" for one in parameters))
     return names
 
 

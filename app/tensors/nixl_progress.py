@@ -3,7 +3,7 @@
 NIXL's Python API fixes the thread's delay at 0, and so every agent burns a core, idle or not; with two engines on a
 two-core host nothing is left to compute with. With a delay the thread sleeps until there is something to do: measured
 0.02 of a core. vLLM makes its agent inside the engine's process, so this comes in as one of vLLM's general plugins
-(see pyproject.toml).
+(see pyproject.toml); the tensor plane calls it for its own.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ VARIABLE = "_TRIVET_NIXL_PROGRESS_DELAY_US"
 def install() -> None:
     """Give every NIXL agent that this process makes the delay that the variable names; without it, change nothing."""
     delay = os.environ.get(VARIABLE)
-    if delay is None:
-        return
+    if delay is not None:
+        apply(int(delay))
+
+
+def apply(microseconds: int) -> None:
+    """Give every NIXL agent that this process makes from now on this delay; the first call decides."""
     # vLLM sets this just before it imports NIXL, and only warns when somebody was faster.
     os.environ.setdefault("UCX_RCACHE_MAX_UNRELEASED", "1024")
     from nixl import _api
 
-    _delay(_api.nixlBind, int(delay))
+    _delay(_api.nixlBind, microseconds)
 
 
 def _delay(bindings: Any, microseconds: int) -> None:

@@ -1,0 +1,1 @@
+"""Buffers in shared memory that other processes read: `plane` for all of it, `segment` for the file alone."""

@@ -1,0 +1,183 @@
+"""This process's NIXL agent, on a thread of its own.
+
+NIXL's calls may copy for milliseconds inside themselves (on one host by process_vm_readv), so one thread makes them
+all, and looks how the transfers go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import queue
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from app.errors import PeerGone, TensorError
+from app.messages import Descriptor
+from app.tensors import nixl_progress
+from app.tensors.nixl_reads import BACKEND, Broken, Reads, Region
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_POLL_S = 0.0005
+_START_S = 60.0
+_STOP_S = 10.0
+
+
+class NixlAgent:
+    """Registers this process's memory and reads that of others.
+
+    `host` is the address that others reach it at: on loopback no other device is used, unless UCX_NET_DEVICES says so.
+    Everything raises TensorError once the agent is closed.
+    """
+
+    def __init__(self, host: str, progress_delay_us: int) -> None:
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._host = host
+        self._delay_us = progress_delay_us
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._ready = promise()
+        self._thread = threading.Thread(target=self._serve, name="nixl", daemon=True)
+
+    async def start(self) -> None:
+        """Load NIXL and make the agent: a second or two. Raises TensorError."""
+        self._thread.start()
+        try:
+            async with asyncio.timeout(_START_S):
+                await asyncio.wrap_future(self._ready)
+        except TimeoutError:
+            raise TensorError(f"NIXL did not start within {_START_S:g} s") from None
+
+    async def close(self) -> None:
+        """End the reads in progress with TensorError and destroy the agent: nothing is written after that."""
+        with self._lock:
+            if not self._stopped:
+                self._stopped = True
+                self._jobs.put(None)
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join, _STOP_S)
+        if self._thread.is_alive():
+            raise TensorError(f"NIXL did not end within {_STOP_S:g} s")
+
+    async def call(self, job: Callable[[Reads], T]) -> T:
+        """Run something on the agent's thread. It runs to its end even when the caller is cancelled meanwhile."""
+        future = promise()
+        self.submit(lambda reads: _settle(future, job, reads), lambda: future.set_exception(_closed()))
+        result: T = await asyncio.wrap_future(future)
+        return result
+
+    def submit(self, job: Callable[[Reads], None], otherwise: Callable[[], None]) -> None:
+        """Queue a job for the agent's thread, in order; or run the other one at once when it takes none any more."""
+        with self._lock:
+            if not self._stopped:
+                self._jobs.put(_Job(job, otherwise))
+                return
+        otherwise()
+
+    async def read(self, source: Descriptor, length: int, into: Region, timeout_s: float) -> None:
+        """Read the first `length` bytes of a buffer. PeerGone when its holder is dead, or silent for `timeout_s`.
+
+        However this ends, cancelled or not, the transfer may still write to `into`, which is to be given back through
+        `Reads.release`.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                try:
+                    await self._read(source, length, into)
+                except Broken as error:
+                    if error.fresh:
+                        raise
+                    log.info("connecting to %s again: %s", source.agent, error)
+                    await self._read(source, length, into)
+        except TimeoutError:
+            self.submit(lambda reads: reads.distrust(source.agent), lambda: None)
+            raise PeerGone(f"{source.agent} did not send {source.name} within {timeout_s:.1f} s") from None
+
+    async def _read(self, source: Descriptor, length: int, into: Region) -> None:
+        done = promise()
+        self.submit(lambda reads: reads.begin(source, length, into, done), lambda: done.set_exception(_closed()))
+        await asyncio.wrap_future(done)
+
+    def _serve(self) -> None:
+        try:
+            reads = self._open()
+        except Exception as error:
+            self._ready.set_exception(TensorError(f"NIXL cannot start: {error}"))
+            self._refuse()
+            return
+        self._ready.set_result(None)
+        while True:
+            try:
+                job = self._jobs.get(timeout=_POLL_S if reads.going_on else None)
+            except queue.Empty:
+                pass
+            else:
+                if job is None:
+                    break
+                job.run(reads)
+                del job
+            reads.poll()
+        reads.close(_closed())
+
+    def _refuse(self) -> None:
+        with self._lock:
+            self._stopped = True
+            self._jobs.put(None)
+        while job := self._jobs.get():
+            job.otherwise()
+
+    def _open(self) -> Reads:
+        # NIXL's setup of its own logging silences failures in that of the whole program.
+        report = logging.raiseExceptions
+        try:
+            nixl_progress.apply(self._delay_us)
+            from nixl import _api
+        finally:
+            logging.raiseExceptions = report
+        if "NIXL_LOG_LEVEL" not in os.environ:
+            logging.getLogger("nixl").setLevel(logging.WARNING)
+        agent = _api.nixl_agent(self.name, _api.nixl_agent_config(backends=[]))
+        # Not by the environment: an engine of the same process, or a child, has GPU memory to move, and other devices.
+        agent.create_backend(BACKEND, {"engine_config": "NET_DEVICES=lo"} if _loopback(self._host) else {})
+        return Reads(agent)
+
+
+@dataclass(frozen=True)
+class _Job:
+    run: Callable[[Reads], None]
+    otherwise: Callable[[], None]
+
+
+def promise() -> Future[Any]:
+    """A future that its waiter cannot cancel: what it stands for happens all the same."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def _settle(future: Future[Any], job: Callable[[Reads], Any], reads: Reads) -> None:
+    try:
+        future.set_result(job(reads))
+    except Exception as error:
+        future.set_exception(error)
+
+
+def _closed() -> TensorError:
+    return TensorError("the tensor plane is closed")
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
