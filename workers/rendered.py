@@ -1,14 +1,18 @@
 """Adapter to vLLM: its rendered multimodal input <-> `RenderedPrompt`, which leaves the pixels out.
 
-A decode worker given such a prompt needs neither pixels nor media: positions come from the `keep_on_cpu` fields, and
-everything else is in the KV blocks. `is_embed` has to travel too: vLLM's own wire format drops it.
+A worker given such a prompt needs neither pixels nor media: positions come from the `keep_on_cpu` fields, and
+everything else is in the KV blocks or the embeddings. `is_embed` has to travel too: vLLM's own wire format drops it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.inputs import mm_input, tokens_input
 from vllm.multimodal.inputs import (
@@ -42,16 +46,15 @@ def without_pixels(engine_input: Any) -> RenderedPrompt:
     )
 
 
-def engine_input(prompt: RenderedPrompt) -> Any:
-    """The input that vLLM's `generate` takes."""
+def engine_input(prompt: RenderedPrompt, full: Mapping[str, MultiModalKwargsItem] = MappingProxyType({})) -> Any:
+    """The input that vLLM's `generate` takes. An item whose identity is in `full` gets that, pixels included."""
     if not prompt.items:
         return tokens_input(prompt.token_ids, cache_salt=prompt.cache_salt)
     kwargs: dict[str, list[MultiModalKwargsItem]] = {}
     hashes: dict[str, list[str]] = {}
     places: dict[str, list[PlaceholderRange]] = {}
     for item in prompt.items:
-        fields = {key: _elem(value) for key, value in item.fields.items()}
-        kwargs.setdefault(item.modality, []).append(MultiModalKwargsItem(fields))
+        kwargs.setdefault(item.modality, []).append(full.get(item.identity) or _without_pixels(item))
         hashes.setdefault(item.modality, []).append(item.identity)
         places.setdefault(item.modality, []).append(_place(item))
     return mm_input(prompt.token_ids, MultiModalKwargsItems(kwargs), hashes, places, cache_salt=prompt.cache_salt)
@@ -63,14 +66,24 @@ def media_tokens(engine_input: Any) -> dict[str, int]:
     return {modality: sum(place.length for place in each) for modality, each in places.items() if each}
 
 
+def embed_runs(place: PlaceholderRange) -> list[int] | None:
+    """`RenderedItem.embed_runs` of a placeholder."""
+    return None if place.is_embed is None else _runs(place.is_embed.tolist())
+
+
+def kept_fields(kwargs: MultiModalKwargsItem) -> dict[str, FieldValue]:
+    """An item's fields without its pixels. Raises TypeError or ValueError for values that have no JSON form."""
+    return {key: _value(elem) for key, elem in kwargs.items() if elem.field.keep_on_cpu}
+
+
 def _item(modality: Modality, identity: str, place: PlaceholderRange, kwargs: MultiModalKwargsItem) -> RenderedItem:
     return RenderedItem(
         modality=modality,
         identity=identity,
         offset=place.offset,
         length=place.length,
-        embed_runs=None if place.is_embed is None else _runs(place.is_embed.tolist()),
-        fields={key: _value(elem) for key, elem in kwargs.items() if elem.field.keep_on_cpu},
+        embed_runs=embed_runs(place),
+        fields=kept_fields(kwargs),
     )
 
 
@@ -80,7 +93,7 @@ def _runs(mask: list[bool]) -> list[int]:
 
 
 def _mask(runs: list[int]) -> torch.Tensor:
-    return torch.tensor([bool(at % 2) for at, run in enumerate(runs) for _ in range(run)])
+    return torch.repeat_interleave(torch.arange(len(runs)) % 2 == 1, torch.tensor(runs, dtype=torch.int64))
 
 
 def _place(item: RenderedItem) -> PlaceholderRange:
@@ -88,19 +101,58 @@ def _place(item: RenderedItem) -> PlaceholderRange:
     return PlaceholderRange(offset=item.offset, length=item.length, is_embed=mask)
 
 
+def _without_pixels(item: RenderedItem) -> MultiModalKwargsItem:
+    return MultiModalKwargsItem({key: _elem(value) for key, value in item.fields.items()})
+
+
 def _value(elem: MultiModalFieldElem) -> FieldValue:
     kind, dim = _KINDS[type(elem.field)], getattr(elem.field, "dim", 0)
-    data = elem.data
-    if not isinstance(data, torch.Tensor):
-        return FieldValue(kind=kind, dim=dim, data=data)
-    dtype = str(data.dtype).removeprefix("torch.")
-    return FieldValue(kind=kind, dim=dim, dtype=dtype, shape=list(data.shape), data=data.flatten().tolist())
+    if isinstance(elem.data, torch.Tensor):
+        return FieldValue(kind=kind, dim=dim, **_tensor_to_json(elem.data))
+    return FieldValue(kind=kind, dim=dim, data=_to_json(elem.data))
+
+
+def _to_json(data: Any) -> Any:
+    """Lists and numbers as they are, tensors among them as objects. vLLM hands its engine the same: arrays as lists."""
+    if isinstance(data, torch.Tensor):
+        return _tensor_to_json(data)
+    if isinstance(data, (list, tuple, np.ndarray)):
+        return [_to_json(one) for one in data]
+    if isinstance(data, np.generic):
+        data = data.item()
+    if not isinstance(data, (bool, int, float)):
+        raise TypeError(f"a processor output of type {type(data).__name__}, which is neither numbers nor tensors")
+    if not math.isfinite(data):
+        raise ValueError(f"a processor output that is {data} outside of a tensor")
+    return data
+
+
+def _tensor_to_json(tensor: torch.Tensor) -> dict[str, Any]:
+    data = tensor.flatten().tolist()
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        data = [value if math.isfinite(value) else str(value) for value in data]  # JSON has no such numbers
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "data": data}
+
+
+def _from_json(data: Any) -> Any:
+    if isinstance(data, dict):
+        return _tensor(data["dtype"], data["shape"], data["data"])
+    return [_from_json(one) for one in data] if isinstance(data, list) else data
+
+
+def _tensor(dtype: str, shape: list[int], data: list[Any]) -> torch.Tensor:
+    if any(isinstance(value, str) for value in data):
+        data = [float(value) for value in data]
+    return torch.tensor(data, dtype=getattr(torch, dtype)).reshape(shape)
 
 
 def _elem(value: FieldValue) -> MultiModalFieldElem:
-    data: Any = value.data
-    if value.dtype is not None:
-        data = torch.tensor(data, dtype=getattr(torch, value.dtype)).reshape(value.shape)
+    data: Any
+    if value.dtype is None:
+        data = _from_json(value.data)
+    else:
+        assert isinstance(value.data, list)
+        data = _tensor(value.dtype, value.shape, value.data)
     field: Any
     if value.kind == "batched":
         field = MultiModalBatchedField(keep_on_cpu=True)

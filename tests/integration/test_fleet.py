@@ -1,4 +1,4 @@
-"""api.fleet: what an API process knows of the workers, from a real registry."""
+"""app.fleet: what a process knows of the workers, from a real registry."""
 
 import asyncio
 import contextlib
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from api import fleet
-from api.fleet import FleetView
+from app import fleet
+from app.fleet import FleetView
 from app.messages import Assignment
 from app.redis import connect
 from app.registry import Registry

@@ -1,9 +1,11 @@
 """workers.rendered, with vLLM's own classes: what leaves one engine without its pixels arrives complete at another."""
 
 import json
+import math
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,3 +151,96 @@ def test_runs_are_the_mask(rendered: ModuleType, mask: list[bool]) -> None:
     runs = rendered._runs(mask)
     assert rendered._mask(runs).tolist() == mask
     assert all(run > 0 for run in runs[1:]) and sum(runs) == len(mask)
+
+
+def alone(torch: Any, data: Any) -> Any:
+    """One item with one field that is kept."""
+    from vllm.inputs import mm_input
+    from vllm.multimodal.inputs import (
+        MultiModalBatchedField,
+        MultiModalFieldElem,
+        MultiModalKwargsItem,
+        MultiModalKwargsItems,
+        PlaceholderRange,
+    )
+
+    kept = MultiModalFieldElem(data=data, field=MultiModalBatchedField(keep_on_cpu=True))
+    pixels = MultiModalFieldElem(data=torch.zeros(3), field=MultiModalBatchedField())
+    items = MultiModalKwargsItems({"image": [MultiModalKwargsItem({"pixels": pixels, "kept": kept})]})
+    return mm_input([9, 9], items, {"image": ["a" * 32]}, {"image": [PlaceholderRange(0, 2)]})
+
+
+def travelled(rendered: ModuleType, torch: Any, data: Any) -> Any:
+    back = rendered.engine_input(across(rendered.without_pixels(alone(torch, data))))
+    return back["mm_kwargs"]["image"][0]["kept"].data
+
+
+def test_lists_of_tensors_arrive_as_they_were(rendered: ModuleType, torch: Any) -> None:
+    data = [
+        torch.tensor([[1, 2], [3, 4]], dtype=torch.int32),
+        torch.tensor(2**62 + 1),
+        [torch.zeros(0, 3), torch.tensor([True]), [1, 2.0, False]],
+    ]
+    assert same(torch, travelled(rendered, torch, data), data)
+
+
+@pytest.mark.parametrize(
+    "data, arrives",
+    [
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        (np.float64(2.0), 2.0),
+        (np.float32(0.1), float(np.float32(0.1))),
+        (np.int64(3), 3),
+        (np.bool_(True), True),
+        (True, True),
+        ((0.1, 1), [0.1, 1]),
+        ([], []),
+    ],
+)
+def test_numbers_arrive_as_numbers(rendered: ModuleType, torch: Any, data: Any, arrives: Any) -> None:
+    assert same(torch, travelled(rendered, torch, data), arrives)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int64", "uint8", "bool"])
+def test_large_fields_stay_exact(rendered: ModuleType, torch: Any, dtype: str) -> None:
+    random = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**63), 2**63 - 1, (20_000,), generator=random)
+    wanted = getattr(torch, dtype)
+    data = (bits % 2 == 0) if dtype == "bool" else bits.view(wanted).reshape(-1, 4)
+    back = travelled(rendered, torch, data)
+    assert back.dtype == wanted and back.shape == data.shape
+    if data.is_floating_point():
+        # Bit by bit, but for the payload of what is not a number.
+        assert bool(data.isnan().any()) and torch.equal(back.isnan(), data.isnan())
+        back, data = back.nan_to_num(nan=0.0, posinf=math.inf), data.nan_to_num(nan=0.0, posinf=math.inf)
+        back, data = back.view(torch.uint8), data.view(torch.uint8)
+    assert torch.equal(back, data)
+
+
+def test_infinities_arrive(rendered: ModuleType, torch: Any) -> None:
+    data = torch.tensor([1.5, math.inf, -math.inf, -0.0])
+    back = travelled(rendered, torch, data)
+    assert torch.equal(back, data) and math.copysign(1, back[3]) == -1
+
+
+@pytest.mark.parametrize("data", ["text", [object()], None, math.nan, [math.inf]])
+def test_what_has_no_json_form_is_refused(rendered: ModuleType, torch: Any, data: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="a processor output"):
+        rendered.without_pixels(alone(torch, data))
+
+
+def test_an_item_with_pixels_comes_whole(rendered: ModuleType, given_input: Any) -> None:
+    prompt = rendered.without_pixels(given_input)
+    first, second = given_input["mm_kwargs"]["image"]
+    back = rendered.engine_input(prompt, {"b" * 32: second, "c" * 32: first})
+    assert list(back["mm_kwargs"]["image"][0]) == list(prompt.items[0].fields)
+    assert back["mm_kwargs"]["image"][1] is second
+    assert back["mm_placeholders"] == given_input["mm_placeholders"]
+
+
+def test_one_item_twice_comes_whole_twice(rendered: ModuleType, given_input: Any) -> None:
+    twice = dict(given_input, mm_hashes={"image": ["a" * 32, "a" * 32]})
+    item = given_input["mm_kwargs"]["image"][0]
+    back = rendered.engine_input(rendered.without_pixels(twice), {"a" * 32: item})
+    assert all(one is item for one in back["mm_kwargs"]["image"])
+    assert back["mm_hashes"] == twice["mm_hashes"]

@@ -1,4 +1,4 @@
-"""The API's view of the workers, and what it does when one of them goes."""
+"""A process's view of the workers, and whom it tells when one of them goes."""
 
 from __future__ import annotations
 
