@@ -19,9 +19,9 @@ class RequestContext:
     on_close: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
     async def close(self) -> None:
-        """Stop whatever still runs for the request."""
-        for close in self.on_close:
-            await close()
+        """Stop whatever still runs for the request, and let go what it holds: the last first, and each once."""
+        while self.on_close:
+            await self.on_close.pop()()
 
 
 _current: ContextVar[RequestContext] = ContextVar("request_context")

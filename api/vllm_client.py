@@ -19,7 +19,6 @@ from vllm.v1.engine.input_processor import InputProcessor
 from api.context import RequestContext, current
 from api.fanout import interleave
 from api.pipeline import Job, Pipeline
-from api.vllm_media import MediaReference
 from app.errors import TrivetError
 from app.messages import Delta, MediaRef, Prompt, TokenLogprob, joined
 
@@ -174,8 +173,11 @@ PipelineClient.__abstractmethods__ = frozenset()
 
 
 async def _references(prompt: list[int], mm_data: Any, **_: Any) -> dict[str, Any]:
-    """In place of vLLM's processor: the prompt as it is, and the references of its media."""
-    media = [_ref(modality, one) for modality, items in mm_data.items() for one in items]
+    """In place of vLLM's processor: the prompt as it is, and the references of its media.
+
+    Those of a modality are in the order of their placeholders; between modalities the order means nothing.
+    """
+    media: list[MediaRef] = [ref for refs in mm_data.values() for ref in refs]
     return {
         "type": "multimodal",
         "prompt_token_ids": prompt,
@@ -184,12 +186,6 @@ async def _references(prompt: list[int], mm_data: Any, **_: Any) -> dict[str, An
         "mm_placeholders": {},
         MEDIA: media,
     }
-
-
-def _ref(modality: str, reference: MediaReference) -> MediaRef:
-    return MediaRef.model_validate(
-        {"modality": modality, "identity": reference.identity, "size": reference.size}, strict=False
-    )
 
 
 async def _one(stream: AsyncGenerator[list[Delta], None]) -> AsyncGenerator[tuple[int, list[Delta]], None]:

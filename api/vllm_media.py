@@ -6,35 +6,21 @@ from typing import Any, NoReturn
 
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
-#: Scheme of the references that the intake puts in the place of all URLs, so that no client can use it.
-SCHEME = "trivet:"
+from api import references
+from app.messages import MediaRef
+
 NAME = "trivet"
-
-
-class MediaReference:
-    """What stands for a medium in the API process: its identity and its size in bytes."""
-
-    def __init__(self, identity: str, size: int) -> None:
-        self.identity = identity
-        self.size = size
-
-    @classmethod
-    def parse(cls, url: str) -> MediaReference:
-        identity, _, size = url.removeprefix(SCHEME).partition(":")
-        return cls(identity, int(size))
-
-    def __str__(self) -> str:
-        return f"{SCHEME}{self.identity}:{self.size}"
 
 
 @MEDIA_CONNECTOR_REGISTRY.register(NAME)
 class ReferenceConnector(MediaConnector):
     """Takes references, refuses everything else: what the media policy refused is fetched by nobody."""
 
-    async def fetch_image_async(self, image_url: str, **_: Any) -> Any:
-        if not image_url.startswith(SCHEME):
-            _refuse()
-        return MediaReference.parse(image_url)
+    async def fetch_image_async(self, image_url: str, **_: Any) -> MediaRef:
+        return references.from_url(image_url)
+
+    async def fetch_video_async(self, video_url: str, **_: Any) -> MediaRef:
+        return references.from_url(video_url)
 
     def load_from_url(self, *_: Any, **__: Any) -> NoReturn:
         _refuse()
@@ -42,6 +28,15 @@ class ReferenceConnector(MediaConnector):
     async def load_from_url_async(self, *_: Any, **__: Any) -> NoReturn:
         _refuse()
 
+    def fetch_image_embedding(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse()
+
+    async def fetch_image_embedding_async(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse()
+
+    fetch_audio_embedding = fetch_video_embedding = fetch_image_embedding
+    fetch_audio_embedding_async = fetch_video_embedding_async = fetch_image_embedding_async
+
 
 def _refuse() -> NoReturn:
-    raise ValueError("media that did not pass the intake")
+    raise references.ForeignReference("media that did not pass the intake")

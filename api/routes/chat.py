@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any, TypeGuard
 
 import orjson
@@ -38,7 +39,7 @@ Frames = AsyncGenerator[str | bytes, None]
 
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request) -> Response:
-    """OpenAI's chat completions, for text and images, streamed or whole.
+    """OpenAI's chat completions, for text, images and videos, streamed or whole.
 
     Errors are OpenAI's error object. The header `X-Request-Timeout` (seconds) shortens the server's deadline.
     """
@@ -50,6 +51,7 @@ async def chat_completions(request: Request) -> Response:
         context.enter(asked)
         answer = await unless_disconnected(request, _answer(services, asked, body))
         if isinstance(answer, Response):
+            await asked.close()
             ticket.close("ok")
             return answer
         first, frames = answer
@@ -71,7 +73,8 @@ async def _answer(
     services: Services, asked: RequestContext, body: dict[str, Any]
 ) -> Response | tuple[str | bytes, Frames]:
     """A whole response, or the first frame and those to come. An error before any token has its own status."""
-    await services.intake.admit(body)
+    held = await services.intake.admit(body)
+    asked.on_close.append(partial(services.intake.release, held))
     request = services.serving.chat_request(body, asked.request_id)
     try:
         answer = await services.serving.chat(request)

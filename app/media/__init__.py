@@ -1,8 +1,9 @@
-"""Media: from a part of a request to bytes that the encoding worker can fetch under the name of their content."""
+"""Media: from a part of a request to bytes that a worker can read, under the name of their content."""
 
-from app.media.data_url import decode
+from app.media.data_url import FRAMES, decode
 from app.media.identity import identify
 from app.media.image import check_image
-from app.media.store import MediaStore, RedisMediaStore
+from app.media.store import MediaHolder
+from app.media.video import check_video
 
-__all__ = ["MediaStore", "RedisMediaStore", "check_image", "decode", "identify"]
+__all__ = ["FRAMES", "MediaHolder", "check_image", "check_video", "decode", "identify"]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import blake3
 
 
-def identify(data: bytes, *, modality: str, model: str, salt: str = "") -> str:
-    """128-bit name of a medium as `model` sees it, in hex. `salt` keeps tenants apart."""
+def identify(data: bytes, *, modality: str, model: str, media_type: str = "", salt: str = "") -> str:
+    """128-bit name of a medium as a model sees it, in hex.
+
+    `model` is the fingerprint of the model and its processor's settings, `media_type` what the bytes do not tell of
+    themselves; `salt` keeps tenants apart.
+    """
     hasher = blake3.blake3()
-    for part in (modality, model, salt):
+    for part in (modality, media_type, model, salt):
         encoded = part.encode()
         hasher.update(len(encoded).to_bytes(4, "big"))
         hasher.update(encoded)

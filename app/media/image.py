@@ -16,15 +16,15 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _filters = threading.Lock()
 
 
-def check_image(data: bytes, max_pixels: int, param: str) -> tuple[int, int]:
+def check_image(data: bytes, max_pixels: int, param: str, *, formats: tuple[str, ...] = FORMATS) -> tuple[int, int]:
     """(width, height) from the header; nothing is decoded. Raises MediaRefused."""
     try:
-        width, height = _size(data)
+        width, height = _size(data, formats)
     except Image.DecompressionBombError:
         raise MediaRefused(_too_large(max_pixels), param=param) from None
     except Exception:
         # Whatever a broken header makes Pillow raise. Its own message holds an object's address; it stays here.
-        raise MediaRefused(f"not an image in a known format ({', '.join(FORMATS)})", param=param) from None
+        raise MediaRefused(f"not an image in a known format ({', '.join(formats)})", param=param) from None
     if width * height > max_pixels:
         raise MediaRefused(_too_large(max_pixels), param=param)
     if width < 1 or height < 1:
@@ -32,11 +32,11 @@ def check_image(data: bytes, max_pixels: int, param: str) -> tuple[int, int]:
     return width, height
 
 
-def _size(data: bytes) -> tuple[int, int]:
+def _size(data: bytes, formats: tuple[str, ...]) -> tuple[int, int]:
     with _filters, warnings.catch_warnings():
         # Pillow warns of large images and of broken metadata: both are answered here.
         warnings.simplefilter("ignore")
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=formats) as image:
             return image.size
 
 

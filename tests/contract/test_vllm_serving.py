@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -14,54 +13,9 @@ from pydantic import ValidationError
 
 from api import context
 from api.context import RequestContext
-from app import tiny_model
-from app.errors import InvalidRequest, NoWorker, TrivetError
-from app.messages import Delta, TokenLogprob
-from app.settings import Settings
-
-
-class Pipeline:
-    """Answers every job with the same deltas; the real one needs Redis and workers."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Any] = []
-        self.deltas: list[list[Delta]] = []
-        self.error: TrivetError | None = None
-
-    async def stream(self, job: Any) -> AsyncGenerator[list[Delta], None]:
-        self.jobs.append(job)
-        for deltas in self.deltas:
-            yield deltas
-        if self.error is not None:
-            raise self.error
-
-
-@pytest.fixture(scope="module")
-def serving(vllm: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from api.vllm_serving import Serving
-
-    model = tiny_model.build(tmp_path_factory.mktemp("model") / "tiny")
-    settings = Settings(
-        model=str(model),
-        served_model_name="tiny",
-        enable_multimodal=True,
-        engine={"args": "--max-model-len 2048 --dtype float32"},  # type: ignore[arg-type]
-    )
-    made = Serving(settings, Pipeline())  # type: ignore[arg-type]
-    yield made
-    made.shutdown()
-
-
-@pytest.fixture
-def pipeline(serving: Any) -> Any:
-    fresh = serving.client._pipeline
-    fresh.__init__()
-    return fresh
-
-
-def step(seq: int, text: str, tokens: list[int], **more: Any) -> Delta:
-    return Delta(request="r", seq=seq, text=text, token_ids=tokens, **more)
-
+from app.errors import InvalidRequest, NoWorker
+from app.messages import TokenLogprob
+from tests.contract.serving import frames, step
 
 ANSWER = [
     [step(0, "", [5], prompt_token_ids=[1] * 33, media_tokens={"image": 12}, cached_tokens=16)],
@@ -69,13 +23,6 @@ ANSWER = [
     [step(3, "", [8])],
     [step(4, " end", [9], finish_reason="stop", stop_reason="###")],
 ]
-
-
-async def frames(serving: Any, **body: Any) -> list[str]:
-    context.enter(RequestContext("test", 2e9))
-    request = serving.chat_request({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **body}, "test")
-    answer = await serving.chat(request)
-    return [frame if isinstance(frame, str) else frame.decode() for frame in [frame async for frame in answer]]
 
 
 def anonymous(frame: str) -> str:
@@ -159,40 +106,12 @@ async def test_errors_of_the_pipeline_come_through(serving: Any, pipeline: Any) 
     assert asked.failure is not None and asked.failure.code == "no_worker"
 
 
-async def test_media_stay_references(serving: Any, pipeline: Any) -> None:
-    """No pixel is decoded in the API: vLLM's chat parser gets references and leaves one placeholder for each."""
-    pipeline.deltas = [[step(0, "x", [1], finish_reason="length")]]
-    identities = ["0" * 32, "1" * 32]
-    parts = [{"type": "image_url", "image_url": {"url": f"trivet:{one}:77"}} for one in identities]
-    await frames(
-        serving,
-        stream=True,
-        messages=[{"role": "user", "content": [parts[0], {"type": "text", "text": "a"}, parts[1]]}],
-    )
-    (job,) = pipeline.jobs
-    assert [(ref.modality, ref.identity, ref.size) for ref in job.prompt.media] == [
-        ("image", one, 77) for one in identities
-    ]
-    placeholder = serving.client.renderer.tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    assert job.prompt.token_ids.count(placeholder) == 2
-
-
 @pytest.mark.parametrize(
     "field", [{"top_logprobs": 3}, {"tool_choice": "required"}, {"stream_options": {"include_usage": True}}]
 )
 def test_what_vllms_request_model_refuses_is_the_clients_fault(serving: Any, field: dict[str, Any]) -> None:
     with pytest.raises((InvalidRequest, ValidationError)):
         serving.chat_request({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **field}, "t")
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1/x.png", "file:///etc/passwd", "data:image/png;base64,aGVsbG8="])
-async def test_the_connector_opens_nothing(serving: Any, pipeline: Any, url: str) -> None:
-    with pytest.raises(Exception, match="did not pass the intake"):
-        await frames(
-            serving,
-            stream=True,
-            messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}],
-        )
 
 
 def test_sampling_parameters_survive_json(vllm: Any) -> None:
@@ -224,7 +143,7 @@ def test_nixl_agents_get_a_progress_delay(vllm: Any, monkeypatch: pytest.MonkeyP
     """NIXL's binding still takes the delay from where the adapter puts it."""
     from nixl import _api
 
-    from workers import nixl_progress
+    from app.tensors import nixl_progress
 
     made: list[Any] = []
     monkeypatch.setattr(_api.nixlBind, "nixlAgent", lambda name, config: made.append(config))
@@ -243,7 +162,7 @@ def test_the_plugins_are_announced() -> None:
     from importlib.metadata import entry_points
 
     general = {entry.value for entry in entry_points(group="vllm.general_plugins")}
-    assert general >= {"workers.nixl_progress:install", "workers.cpu_amx:install"}
+    assert general >= {"app.tensors.nixl_progress:install", "workers.cpu_amx:install"}
     assert {e.value for e in entry_points(group="vllm.platform_plugins")} >= {"app.torchvision_ops:define"}
 
 

@@ -1,4 +1,4 @@
-"""Prompts with and without pictures."""
+"""Prompts with and without media."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from tests import videos
 
 
 def picture(seed: int, size: tuple[int, int] = (128, 96)) -> str:
@@ -28,6 +30,17 @@ def image(seed: int, size: tuple[int, int] = (128, 96)) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": picture(seed, size)}}
 
 
+def video(seed: int, frames: int = 6, size: tuple[int, int] = (96, 64)) -> dict[str, Any]:
+    """A video given as frames."""
+    url = videos.frames_url(videos.jpegs(seed, frames, size))
+    return {"type": "video_url", "video_url": {"url": url}}
+
+
+def video_file(seed: int, frames: int = 16, size: tuple[int, int] = (96, 64)) -> dict[str, Any]:
+    """A video given as an MP4 file."""
+    return {"type": "video_url", "video_url": {"url": videos.file_url(videos.file(seed, frames, size))}}
+
+
 def user(*parts: dict[str, Any] | str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [text(one) if isinstance(one, str) else one for one in parts]}]
 
@@ -44,12 +57,18 @@ PROMPTS = {
     "image": user(image(1), "What is in this image?"),
     "wide image": user(image(2, (320, 64)), "What is in this image?"),
     "images and text between": user("First", image(3), "then", image(4, (64, 160)), "and", image(5), "?"),
+    "4 images and text between": user(
+        "First", image(8), "then", image(9, (64, 160)), "and", image(10), "and last", image(11, (320, 64)), "?"
+    ),
     "the same image twice": user(image(6), image(6), "Are they the same?"),
     "image in history": [
         *user(image(7), "Describe it."),
         {"role": "assistant", "content": "A horse."},
         *user("Again."),
     ],
+    "video": user(video(1), "What happens in this video?"),
+    "video file": user(video_file(2), "What happens in this video?"),
+    "image and video": user(image(12), "and", video(3), "Which of them has a horse?"),
 }
 
 

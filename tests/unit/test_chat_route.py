@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,7 @@ from api import errors, metrics
 from api.middleware import RequestId
 from api.routes import chat
 from app.settings import Settings
+from tests.polling import until
 
 
 class Model(BaseModel):
@@ -29,13 +30,22 @@ class Serving:
         raise KeyError("a bug")
 
 
-async def nothing(_body: dict[str, Any]) -> None:
-    pass
+class Intake:
+    """Holds something for every request, and notes what is released."""
+
+    def __init__(self) -> None:
+        self.released: list[list[str]] = []
+
+    async def admit(self, _body: dict[str, Any]) -> list[str]:
+        return ["identity"]
+
+    async def release(self, identities: list[str]) -> None:
+        self.released.append(identities)
 
 
 @pytest.fixture
 def services() -> Any:
-    return SimpleNamespace(settings=Settings(), in_flight=0, intake=SimpleNamespace(admit=nothing), serving=Serving())
+    return SimpleNamespace(settings=Settings(), in_flight=0, intake=Intake(), serving=Serving())
 
 
 @pytest.fixture
@@ -80,3 +90,77 @@ async def test_a_fault_of_the_server_is_in_its_log(client: httpx.AsyncClient, ca
     assert answer.status_code == 500
     (record,) = caplog.records
     assert "mine" in record.getMessage() and record.exc_info is not None and record.exc_info[0] is KeyError
+
+
+class Answer(BaseModel):
+    text: str = "hello"
+
+
+async def _frames(*parts: bytes, wait: asyncio.Event | None = None) -> AsyncGenerator[bytes, None]:
+    for part in parts:
+        yield part
+    if wait is not None:
+        await wait.wait()
+
+
+def answer_with(services: Any, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    async def chat(_request: Any) -> Any:
+        assert services.intake.released == [], "not before the answer"
+        return answer
+
+    monkeypatch.setattr(services.serving, "chat", chat)
+
+
+async def test_media_are_released_when_the_answer_is_whole(
+    client: httpx.AsyncClient, services: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_with(services, monkeypatch, Answer())
+    assert (await client.post("/v1/chat/completions", json={"n": 1})).json() == {"text": "hello"}
+    assert services.intake.released == [["identity"]]
+
+
+async def test_media_are_released_when_the_stream_ends(
+    client: httpx.AsyncClient, services: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_with(services, monkeypatch, _frames(b"data: 1\n\n", b"data: [DONE]\n\n"))
+    answer = await client.post("/v1/chat/completions", json={"n": 1})
+    assert answer.text == "data: 1\n\ndata: [DONE]\n\n"
+    assert services.intake.released == [["identity"]]
+
+
+async def test_media_are_released_when_the_request_fails(client: httpx.AsyncClient, services: Any) -> None:
+    assert (await client.post("/v1/chat/completions", json={"n": "many"})).status_code == 400
+    assert services.intake.released == [["identity"]]
+
+
+async def test_media_are_released_when_the_client_leaves(services: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first token, and between two."""
+    for answer in (_frames(wait=asyncio.Event()), _frames(b"data: 1\n\n", wait=asyncio.Event())):
+        services.intake.released.clear()
+        answer_with(services, monkeypatch, answer)
+        await _leave_soon(services)
+        await until(lambda: services.intake.released, "the release")
+        assert (services.intake.released, services.in_flight) == ([["identity"]], 0)
+
+
+async def _leave_soon(services: Any) -> None:
+    """A request whose client closes its connection a moment after its body, as a server tells it."""
+    app = FastAPI()
+    app.state.services = services
+    app.add_middleware(RequestId)
+    errors.install(app)
+    app.include_router(chat.router)
+    body = iter([b'{"n": 1}'])
+
+    async def receive() -> dict[str, Any]:
+        for part in body:
+            return {"type": "http.request", "body": part, "more_body": False}
+        await asyncio.sleep(0.05)
+        return {"type": "http.disconnect"}
+
+    async def send(_message: dict[str, Any]) -> None:
+        pass
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b""}
+    await asyncio.wait_for(app(scope | {"asgi": {"version": "3.0"}}, receive, send), 10)  # type: ignore[arg-type]

@@ -1,0 +1,47 @@
+"""Refusing what is not a video before a worker sees it."""
+
+from __future__ import annotations
+
+from app.errors import MediaRefused
+from app.media import data_url
+from app.media.image import check_image
+from app.settings import MediaSettings
+
+FORMATS = ("MP4", "MOV", "WebM", "MKV", "AVI")
+
+#: Types of the first box of an MP4 or QuickTime file: `ftyp` since 2001, the others in older ones.
+_BOXES = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
+#: EBML, which Matroska and WebM begin with.
+_EBML = b"\x1a\x45\xdf\xa3"
+
+
+def check_video(data: bytes, media_type: str, limits: MediaSettings, param: str) -> None:
+    """Look at a file's first bytes, or at the header of every JPEG of a video given as frames; nothing is decoded.
+
+    Raises MediaRefused. A file that passes may still be one that no worker can read.
+    """
+    if media_type == data_url.FRAMES:
+        _check_frames(data.decode("ascii"), limits, param)
+    elif not _is_video(data):
+        raise MediaRefused(
+            f"not a video in a known format ({', '.join(FORMATS)}; or frames, as data:video/jpeg;base64,...)",
+            param=param,
+        )
+
+
+def _check_frames(payload: str, limits: MediaSettings, param: str) -> None:
+    number = payload.count(",") + 1
+    if number > limits.max_video_frames:
+        allowed = limits.max_video_frames
+        raise MediaRefused(f"more frames than media.max_video_frames allows ({allowed})", param=param)
+    for at, frame in enumerate(data_url.frames(payload, param)):
+        try:
+            check_image(frame, limits.max_image_pixels, param, formats=("JPEG",))
+        except MediaRefused as refused:
+            raise MediaRefused(f"frame {at} (from 0): {refused.message}", param=param) from None
+
+
+def _is_video(data: bytes) -> bool:
+    if data[:4] == _EBML or data[4:8] in _BOXES:
+        return True
+    return data[:4] == b"RIFF" and data[8:12] == b"AVI "

@@ -1,0 +1,215 @@
+"""workers.media_loading: the pixels and frames that vLLM's own chat endpoint would load from the same URLs."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from app import tiny_model
+from app.errors import MediaRefused
+from app.media import FRAMES, decode
+from app.messages import Descriptor, MediaRef, Modality
+from tests import videos
+from tests.pictures import data_url, encoded
+from workers import media_loading
+
+pytestmark = pytest.mark.usefixtures("vllm")
+
+PARAM = "messages[0].content[3].x_url"
+
+
+def ref(modality: Modality, media_type: str = "") -> MediaRef:
+    source = Descriptor(
+        agent="a", host="h", path="/x", address=1, metadata="", name="n", nonce="0" * 16, dtype="uint8", shape=[3],
+        nbytes=3, expires_at=1.5,
+    )  # fmt: skip
+    return MediaRef(modality=modality, identity="a" * 32, size=3, media_type=media_type, param=PARAM, source=source)
+
+
+def load(url: str, modality: Modality, kwargs: Any = None) -> Any:
+    """As the program does it: the API takes the URL apart, the worker decodes."""
+    data, media_type = decode(url, modality, 1 << 30, PARAM)
+    return media_loading.load(ref(modality, media_type), data, kwargs or {})
+
+
+def rotated() -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    out = io.BytesIO()
+    Image.open(io.BytesIO(encoded(size=(32, 16)))).save(out, "JPEG", exif=exif)
+    return out.getvalue()
+
+
+PICTURES = {
+    **{f"PNG {mode}": encoded(mode) for mode in ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")},
+    "JPEG CMYK": encoded("CMYK", "JPEG"),
+    "WEBP": encoded("RGBA", "WEBP"),
+    "GIF": encoded("P", "GIF"),
+    "rotated by EXIF": rotated(),
+}
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"image": {"image_mode": "L"}}, {"image": {"rgba_background_color": [1, 2, 3]}}]
+)
+@pytest.mark.parametrize("data", PICTURES.values(), ids=PICTURES.keys())
+def test_pictures(data: bytes, kwargs: dict[str, Any]) -> None:
+    from vllm.multimodal.media import MediaConnector
+
+    theirs = MediaConnector(media_io_kwargs=kwargs).fetch_image(data_url(data))
+    ours = load(data_url(data), "image", kwargs)
+    assert isinstance(ours, Image.Image) and ours.mode == theirs.mode
+    assert np.array_equal(np.asarray(ours), np.asarray(theirs.media))
+
+
+PROCESSORS = [None, "Qwen3VLVideoProcessor"]
+CLIPS = {
+    **{ending: data_url(videos.file(1, 40, ending=ending), "video/x") for ending in videos.CODECS},
+    "two frames": data_url(videos.file(1, 2), "video/mp4"),
+    "frames": videos.frames_url(videos.jpegs(2, 7)),
+    "more frames than are taken": videos.frames_url(videos.jpegs(2, 40)),
+}
+VIDEO_KWARGS: list[dict[str, Any]] = [
+    {},
+    {"num_frames": 5},
+    {"num_frames": -1},
+    {"fps": 1, "num_frames": -1},
+    {"fps": 4},
+]
+
+
+def model_config(processor: str | None, kwargs: dict[str, Any], folder: Path) -> Any:
+    """What `io_kwargs` and vLLM read of an engine's configuration."""
+    from types import SimpleNamespace
+
+    folder.mkdir()
+    if processor is not None:
+        (folder / "video_preprocessor_config.json").write_text(f'{{"video_processor_type": "{processor}"}}')
+    return SimpleNamespace(
+        model=str(folder), revision=None, multimodal_config=SimpleNamespace(media_io_kwargs={"video": kwargs})
+    )
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("kwargs", VIDEO_KWARGS, ids=str)
+@pytest.mark.parametrize("url", CLIPS.values(), ids=CLIPS.keys())
+def test_videos(url: str, kwargs: dict[str, Any], processor: str | None, tmp_path: Path) -> None:
+    from vllm.multimodal.media import MediaConnector
+
+    theirs = MediaConnector(media_io_kwargs={"video": kwargs}).fetch_video(url, video_processor=processor)
+    loaders = media_loading.io_kwargs(model_config(processor, kwargs, tmp_path / "model"))
+    assert loaders["video"].get("video_backend") == ("qwen3_vl" if processor else None)
+    frames, metadata = load(url, "video", loaders)
+    assert frames.dtype == np.uint8 and frames.shape[1:] == (48, 64, 3)
+    assert np.array_equal(frames, theirs.media[0])
+    assert metadata == theirs.media[1]
+
+
+def test_the_loaders_of_a_real_model(tmp_path: Path) -> None:
+    """What the flags say, and the model's own way to choose frames beside it."""
+    from app import vllm_args
+
+    model = str(tiny_model.build(tmp_path / "tiny"))
+    config = vllm_args.parse(model, ["--media-io-kwargs", '{"video": {"num_frames": 9}}']).create_model_config()
+    assert media_loading.io_kwargs(config) == {"video": {"num_frames": 9, "video_backend": "qwen3_vl"}}
+    assert config.multimodal_config.media_io_kwargs == {"video": {"num_frames": 9}}, "left as it is"
+    config = vllm_args.parse(model, ["--media-io-kwargs.video.video_backend", "opencv"]).create_model_config()
+    assert media_loading.io_kwargs(config) == {"video": {"video_backend": "opencv"}}
+
+
+def refusal(modality: Modality, data: bytes, media_type: str = "", backend: str = "qwen3_vl") -> str:
+    with pytest.raises(MediaRefused) as caught:
+        media_loading.load(ref(modality, media_type), data, {"video": {"video_backend": backend}})
+    assert caught.value.param == PARAM
+    assert not re.search(r"0x[0-9a-f]|/|<", caught.value.message)
+    return caught.value.message
+
+
+BROKEN = [encoded()[:-30], encoded(kind="JPEG")[:200], b"", b"\x89PNG\r\n\x1a\n", b"nothing at all"]
+
+
+@pytest.mark.parametrize("data", BROKEN, ids=range(len(BROKEN)))
+def test_pictures_that_cannot_be_decoded(data: bytes) -> None:
+    assert refusal("image", data) == "the image cannot be decoded"
+
+
+FILE = videos.file(ending=".mp4")
+AVI = videos.file(ending=".avi")
+
+
+def without_frames(avi: bytes) -> bytes:
+    """Its header says so, too: dwTotalFrames of the main header and dwLength of the stream's."""
+    broken = bytearray(avi[: avi.index(b"movi") + 4])
+    for chunk, at in ((b"avih", 16), (b"strh", 32)):
+        start = broken.index(chunk) + 8 + at
+        broken[start : start + 4] = bytes(4)
+    return bytes(broken)
+
+
+BROKEN_FILES = {
+    "nothing": b"",
+    "no index": FILE[: len(FILE) // 2],
+    "only its type": FILE[:32],
+    "zeros behind the type": FILE[:32] + bytes(2000),
+    "no frames": without_frames(AVI),
+    "webm without a track": videos.file(ending=".webm")[:60],
+}
+
+
+@pytest.mark.parametrize("backend", ["qwen3_vl", "opencv"])
+@pytest.mark.parametrize("data", BROKEN_FILES.values(), ids=BROKEN_FILES.keys())
+def test_videos_that_cannot_be_decoded(data: bytes, backend: str) -> None:
+    assert refusal("video", data, backend=backend) in (
+        "the video cannot be decoded",
+        "the video has no frame that can be decoded",
+    )
+
+
+@pytest.mark.parametrize("claimed", [1_000_000, 2**31 - 1, 2**32 - 1])
+@pytest.mark.timeout(60)
+def test_a_header_that_claims_more_frames_costs_no_more(claimed: int) -> None:
+    lying = bytearray(AVI)
+    for chunk, at in ((b"avih", 16), (b"strh", 32)):
+        start = lying.index(chunk) + 8 + at
+        lying[start : start + 4] = claimed.to_bytes(4, "little")
+    try:
+        frames, _ = media_loading.load(ref("video"), bytes(lying), {"video": {"video_backend": "qwen3_vl"}})
+    except MediaRefused:
+        return
+    assert len(frames) <= 12
+
+
+def frame_text(*frames: bytes) -> bytes:
+    return videos.frame_list(list(frames)).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        frame_text(*videos.jpegs(number=2), *videos.jpegs(number=1, size=(32, 32))),
+        frame_text(*videos.jpegs(number=1), videos.jpegs(number=1)[0][:300]),
+        frame_text(b"no picture"),
+        b"not base64!",
+        b"",
+    ],
+    ids=["two sizes", "cut short", "no picture", "no base64", "nothing"],
+)
+def test_frames_that_cannot_be_decoded(data: bytes) -> None:
+    assert refusal("video", data, FRAMES) == "the video cannot be decoded"
+
+
+def test_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    refusal("video", b"nothing")
+    assert "video " + "a" * 32 in caplog.text and PARAM in caplog.text and "ValueError" in caplog.text
+
+
+@pytest.mark.parametrize("modality", ["image", "video"])
+def test_flags_that_are_wrong_are_not_the_clients_fault(modality: Modality) -> None:
+    with pytest.raises(ValueError, match="rgba_background_color"):
+        media_loading.load(ref(modality), encoded(), {"image": {"rgba_background_color": "red"}})

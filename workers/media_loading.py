@@ -1,0 +1,64 @@
+"""Adapter to vLLM: media bytes -> what its processor takes, decoded by vLLM's own loaders, so that pixels are equal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from app.errors import MediaRefused
+from app.media import FRAMES
+from app.messages import MediaRef
+
+log = logging.getLogger(__name__)
+
+#: `--media-io-kwargs`: a loader's keyword arguments, by modality.
+IoKwargs = Mapping[str, Mapping[str, Any]]
+
+
+def io_kwargs(model_config: Any) -> dict[str, dict[str, Any]]:
+    """The loaders' arguments for an engine (its `model_config`): its `--media-io-kwargs`, and how the model's own video
+    processor wants frames to be chosen, which vLLM's chat endpoint adds in the same way."""
+    from vllm.multimodal.video import get_video_loader_backend_for_processor
+    from vllm.transformers_utils.processor import get_video_processor_cls_name
+
+    multimodal = model_config.multimodal_config
+    given = (multimodal.media_io_kwargs if multimodal is not None else None) or {}
+    kwargs = {modality: dict(values) for modality, values in given.items()}
+    backend = get_video_loader_backend_for_processor(get_video_processor_cls_name(model_config))
+    if backend:
+        kwargs.setdefault("video", {}).setdefault("video_backend", backend)
+    return kwargs
+
+
+def load(ref: MediaRef, data: bytes, media_io_kwargs: IoKwargs) -> Any:
+    """One item of vLLM's `multi_modal_data`: a PIL image, or (frames, metadata) of a video, frames in (N, H, W, RGB).
+
+    Blocks while it decodes: call it in a thread. `media_io_kwargs` come from `io_kwargs`. Raises MediaRefused, which
+    names the part of the request and says nothing of the server.
+    """
+    reader = _reader(ref, media_io_kwargs)
+    try:
+        if ref.media_type == FRAMES:
+            loaded = reader.load_base64(FRAMES, data.decode("ascii"))
+        else:
+            loaded = reader.load_bytes(data)
+    except Exception as error:
+        # Whatever broken bytes make a decoder raise, lack of memory for a size that a header claims included.
+        log.warning(
+            "%s %s (%s) cannot be decoded: %s: %s", ref.modality, ref.identity, ref.param, type(error).__name__, error
+        )
+        raise MediaRefused(f"the {ref.modality} cannot be decoded", param=ref.param) from error
+    if ref.modality == "video" and not len(loaded.media[0]):
+        raise MediaRefused("the video has no frame that can be decoded", param=ref.param)
+    return loaded.media
+
+
+def _reader(ref: MediaRef, media_io_kwargs: IoKwargs) -> Any:
+    from vllm.multimodal.media.image import ImageMediaIO
+    from vllm.multimodal.media.video import VideoMediaIO
+
+    image = ImageMediaIO(**{"image_mode": "RGB", **media_io_kwargs.get("image", {})})
+    if ref.modality == "image":
+        return image
+    return VideoMediaIO(image, **media_io_kwargs.get("video", {}))
