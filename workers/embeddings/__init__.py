@@ -1,0 +1,1 @@
+"""Embeddings in shared memory, and what vLLM's connector needs of them."""
