@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from redis.exceptions import RedisError
 
-from api.fleet import FleetView
 from app import cancellation, keys
-from app.celery import DECODE_TASK, PREFILL_TASK
-from app.errors import DeadlineExceeded, RemoteFailure, WorkerLost
-from app.messages import Assignment, DecodeTask, Delta, Plan, PrefillTask, Prompt
+from app.celery import DECODE_TASK, ENCODE_TASK, PREFILL_TASK
+from app.errors import BrokerUnavailable, DeadlineExceeded, RemoteFailure, WorkerLost
+from app.fleet import FleetView
+from app.items.index import ItemIndex
+from app.messages import Assignment, DecodeTask, Delta, EncodeTask, Plan, PrefillTask, Prompt
 from app.roles import Role
 from app.routing import Ask, Router
 from app.sender import TaskSender
@@ -51,6 +52,7 @@ class Pipeline:
         router: Router,
         sender: TaskSender,
         reader: TokenReader,
+        items: ItemIndex,
         redis: Any,
     ) -> None:
         self._api = api
@@ -59,6 +61,7 @@ class Pipeline:
         self._router = router
         self._sender = sender
         self._reader = reader
+        self._items = items
         self._redis = redis
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -91,12 +94,14 @@ class Pipeline:
             self._spawn(self._end(plan, job, cancel=not done))
 
     async def _plan(self, job: Job) -> Plan:
-        ask = Ask(job.request_id, job.deadline, bool(job.prompt.media))
+        items = tuple(dict.fromkeys(ref.identity for ref in job.prompt.media))
+        ask = Ask(job.request_id, job.deadline, items, self._items.namespace)
         planning = asyncio.create_task(self._router.plan(self._fleet.now, ask))
 
         def give_back(done: asyncio.Task[Plan]) -> None:
             if not done.cancelled() and done.exception() is None:
                 self._spawn(self._end(done.result(), job, cancel=False))
+                self._spawn(self._unclaim(done.result()))
 
         try:
             return await asyncio.shield(planning)
@@ -124,25 +129,48 @@ class Pipeline:
         return bool(deltas) and deltas[-1].final
 
     async def _send(self, job: Job, plan: Plan) -> None:
-        common = {
+        """All at once: the items' encode tasks, and the task that waits for them."""
+        known = {
             "request_id": job.request_id,
             "attempt": 0,
             "api": self._api,
             "model": self._model,
-            "plan": plan,
             "deadline": job.deadline,
+        }
+        try:
+            await asyncio.gather(*(self._encodes(job, plan, known)), self._first_stage(job, plan, known))
+        except BrokerUnavailable:
+            self._spawn(self._unclaim(plan))
+            raise
+
+    def _encodes(self, job: Job, plan: Plan, known: dict[str, Any]) -> Iterator[Coroutine[Any, Any, None]]:
+        media = {ref.identity: ref for ref in job.prompt.media}
+        for identity, worker in plan.encode.items():
+            task = EncodeTask(item=media[identity], assigned=worker, **known)
+            yield self._sender.send(ENCODE_TASK, task, keys.worker_queue(Role.ENCODE, worker.worker))
+
+    def _first_stage(self, job: Job, plan: Plan, known: dict[str, Any]) -> Coroutine[Any, Any, None]:
+        common = known | {
+            "prompt": job.prompt,
+            "plan": plan,
             "params": job.params,
             "priority": job.priority,
             "reasoning_ended": job.reasoning_ended,
             "reasoning_parser_kwargs": job.reasoning_parser_kwargs,
         }
-        tokens = len(job.prompt.token_ids)
         if plan.aggregated:
             queue = keys.worker_queue(Role.DECODE, plan.decode.worker)
-            await self._sender.send(DECODE_TASK, DecodeTask(prompt=job.prompt, **common), queue, tokens)
-        else:
-            queue = keys.worker_queue(Role.PREFILL, plan.prefill.worker)
-            await self._sender.send(PREFILL_TASK, PrefillTask(prompt=job.prompt, **common), queue, tokens)
+            return self._sender.send(DECODE_TASK, DecodeTask(**common), queue)
+        queue = keys.worker_queue(Role.PREFILL, plan.prefill.worker)
+        return self._sender.send(PREFILL_TASK, PrefillTask(**common), queue)
+
+    async def _unclaim(self, plan: Plan) -> None:
+        """Nobody was told to encode the plan's items: others that want them must not wait."""
+        for identity, worker in plan.encode.items():
+            try:
+                await self._items.give_up(identity, worker)
+            except BrokerUnavailable as error:
+                log.warning("item %s stays claimed until the claim runs out: %s", identity, error)
 
     async def _end(self, plan: Plan, job: Job, *, cancel: bool) -> None:
         """Clean up, trying again while Redis is away: what it may have queued must not run for nobody."""

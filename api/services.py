@@ -15,12 +15,14 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from api.fleet import FleetView
 from api.intake import Intake
+from api.media_memory import MediaMemory
 from api.pipeline import Pipeline
 from api.vllm_serving import Serving
 from app import keys
-from app.media import RedisMediaStore
+from app.fleet import FleetView
+from app.items.index import ItemIndex
+from app.media import fingerprint
 from app.redis import connect, refuse_unsafe_broker, wait_until_up
 from app.registry import Registry
 from app.routing import LeastLoaded
@@ -49,17 +51,21 @@ class Services:
             lambda gone: self.pipeline.worker_lost(gone),
             settings.worker.heartbeat_s,
         )
+        self.fingerprint = fingerprint.of_settings(settings) if settings.enable_multimodal else ""
         self.pipeline = Pipeline(
             self.id,
             settings.served_name,
             self.fleet,
-            LeastLoaded(self.cache),
+            LeastLoaded(self.cache, settings.items.encode_timeout_s),
             TaskSender(self.broker),
             self.reader,
+            ItemIndex(self.cache, self.fingerprint, settings.items),
             self.cache,
         )
-        self.intake = Intake(settings, RedisMediaStore(self.cache))
+        self.media = MediaMemory(settings) if settings.enable_multimodal else None
+        self.intake = Intake(settings, self.media.holder if self.media else None, self.fingerprint)
         self.in_flight = 0
+        self._strangers: set[str] = set()
         self._background: list[asyncio.Task[None]] = []
 
     async def check_redis(self) -> None:
@@ -70,6 +76,8 @@ class Services:
 
     async def start(self) -> None:
         await self.check_redis()
+        if self.media is not None:
+            await self.media.start()
         # Not in a thread: vLLM's config and renderer belong to the thread that uses them.
         self.serving = Serving(self.settings, self.pipeline)
         await self._announce()
@@ -89,6 +97,8 @@ class Services:
         with suppress(RedisError, OSError):
             await self.cache.delete(keys.api(self.id), keys.replay(self.id))
         self.serving.shutdown()
+        if self.media is not None:
+            await self.media.close()
         await self.cache.aclose()
         await self.broker.aclose()
 
@@ -105,10 +115,23 @@ class Services:
     async def _heartbeat(self) -> None:
         while True:
             await asyncio.sleep(self.settings.api.lease_s / 4)
+            self._look_for_strangers()
             try:
                 await self._announce()
             except (RedisError, OSError) as error:
                 log.warning("heartbeat not delivered: %s", error)
+
+    def _look_for_strangers(self) -> None:
+        """Workers that name media otherwise, which costs every item a second encode: say so once."""
+        for worker in self.fleet.now.workers:
+            if worker.fingerprint in ("", self.fingerprint) or worker.incarnation in self._strangers:
+                continue
+            self._strangers.add(worker.incarnation)
+            log.warning(
+                "worker %s has other processor settings or another model than this API (engine.args, model): it "
+                "does not encode for the requests that come here",
+                worker.id,
+            )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -15,6 +15,7 @@ from kombu import Queue
 from app import keys, kombu_client, settings
 from app.roles import Role
 
+ENCODE_TASK = "encode"
 PREFILL_TASK = "prefill"
 DECODE_TASK = "decode"
 
@@ -83,6 +84,11 @@ def _worker_options() -> list[click.Option]:
         click.Option(["--roles"], help="Comma-separated: encode, prefill, decode [TRIVET_WORKER__ROLES]."),
         click.Option(["--gpu"], help="GPUs, as CUDA_VISIBLE_DEVICES takes them [TRIVET_WORKER__GPU]."),
         click.Option(["--enable-multimodal"], is_flag=True, help="Take media [TRIVET_ENABLE_MULTIMODAL]."),
+        click.Option(
+            ["--multimodal-embedding-cache-capacity-gb"],
+            type=float,
+            help="Embeddings kept in shared memory [TRIVET_MULTIMODAL_EMBEDDING_CACHE_CAPACITY_GB].",
+        ),
         click.Option(["--engine-args"], help="vLLM's engine flags, in one string [TRIVET_ENGINE__ARGS]."),
     ]
 

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from app import keys
+from app.messages import Assignment
 from app.roles import KVRole, Role, kv_role
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,11 @@ class EngineState(BaseModel):
 
 
 class WorkerRecord(BaseModel):
-    """A registered worker. `incarnation` changes with every start; times are unix seconds."""
+    """A registered worker. `incarnation` changes with every start; times are unix seconds.
+
+    `fingerprint` names the model and its processor settings: workers share items only with their equals.
+    `spliceable` says that prompts of this model can be put together from item records.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -43,6 +48,8 @@ class WorkerRecord(BaseModel):
     host: str
     concurrency: int
     metrics: str
+    fingerprint: str = ""
+    spliceable: bool = False
     engine: EngineState
     started: float
     in_flight: int = 0
@@ -51,6 +58,10 @@ class WorkerRecord(BaseModel):
     @property
     def kv_role(self) -> KVRole:
         return kv_role(self.roles)
+
+    @property
+    def assignment(self) -> Assignment:
+        return Assignment(worker=self.id, incarnation=self.incarnation)
 
     @property
     def prefills_and_decodes(self) -> bool:
@@ -124,24 +135,35 @@ class Fleet:
         return [w for w in self.workers if not w.draining]
 
     def aggregated(self, media: bool) -> list[WorkerRecord]:
-        """Workers that can run a whole request."""
-        return [w for w in self.open if w.prefills_and_decodes and (not media or Role.ENCODE in w.roles)]
+        """Workers that can prefill and decode a request."""
+        return [w for w in self.open if w.prefills_and_decodes and (not media or w.multimodal)]
 
     def prefillers(self, media: bool) -> list[WorkerRecord]:
         """Workers that give KV blocks away."""
-        return [w for w in self.open if w.kv_role is KVRole.PRODUCER and (not media or Role.ENCODE in w.roles)]
+        return [w for w in self.open if w.kv_role is KVRole.PRODUCER and (not media or w.multimodal)]
 
     def decoders(self) -> list[WorkerRecord]:
         """Workers that take KV blocks."""
         return [w for w in self.open if w.kv_role is KVRole.CONSUMER]
 
+    def encoders(self, fingerprint: str) -> list[WorkerRecord]:
+        """Workers that encode for others. One that prefills too encodes what it needs itself."""
+        return [
+            w
+            for w in self.open
+            if Role.ENCODE in w.roles and Role.PREFILL not in w.roles and w.spliceable and w.fingerprint == fingerprint
+        ]
+
     def missing(self, media: bool) -> list[Role]:
-        """Roles without which no request (with or without media) can be served; empty when one can."""
+        """Roles without which no request (with or without media) can be served; empty when one can.
+
+        Encode workers are none of them: a worker that prefills media can encode them, too.
+        """
         if self.aggregated(media) or (self.prefillers(media) and self.decoders()):
             return []
         held = frozenset[Role]().union(*(w.roles for w in self.open))
-        wanted = frozenset(Role) if media else frozenset({Role.PREFILL, Role.DECODE})
-        return sorted(wanted - held) or sorted(wanted)
+        wanted = frozenset({Role.PREFILL, Role.DECODE})
+        return sorted(wanted - held) or ([Role.ENCODE] if media else sorted(wanted))
 
 
 def _text(value: bytes | str) -> str:

@@ -17,17 +17,17 @@ import orjson
 from redis.exceptions import RedisError
 
 from app.errors import BrokerUnavailable
-from app.messages import StageTask
+from app.messages import DecodeTask, EncodeTask, PrefillTask, Task
 from app.tick import Tick
 
 ORIGIN = f"trivet-{os.getpid()}@{socket.gethostname()}"
 _EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 
-def envelope(task: str, message: StageTask, queue: str, summary: str) -> bytes:
+def envelope(task: str, message: Task, queue: str) -> bytes:
     """The message for a stage's task, which a worker drops unseen after its `expires_at`."""
     expires = datetime.fromtimestamp(message.expires_at, UTC).isoformat()
-    return envelope_of(task, {"message": message.model_dump(mode="json")}, queue, summary, expires)
+    return envelope_of(task, {"message": message.model_dump(mode="json")}, queue, summary(message), expires)
 
 
 def envelope_of(task: str, kwargs: dict[str, Any], queue: str, summary: str, expires: str | None = None) -> bytes:
@@ -62,10 +62,15 @@ def opened(content: bytes) -> tuple[str, dict[str, Any]]:
     return outer["headers"]["task"], kwargs["message"]
 
 
-def summary(message: StageTask, prompt_tokens: int) -> str:
+def summary(message: Task) -> str:
     """`request=... model=... prompt=83 tokens max=64`: short, and nothing that a user wrote."""
-    limit = message.params.get("max_tokens")
-    return f"request={message.request_id} model={message.model} prompt={prompt_tokens} tokens max={limit}"
+    about = f"request={message.request_id} model={message.model}"
+    if isinstance(message, EncodeTask):
+        return f"{about} {message.item.modality}={message.item.identity} bytes={message.item.size}"
+    if isinstance(message, PrefillTask | DecodeTask):
+        limit = message.params.get("max_tokens")
+        return f"{about} prompt={len(message.prompt.token_ids)} tokens max={limit}"
+    return about
 
 
 class TaskSender:
@@ -74,9 +79,9 @@ class TaskSender:
     def __init__(self, redis: Any) -> None:
         self._tick = Tick(redis)
 
-    async def send(self, task: str, message: StageTask, queue: str, prompt_tokens: int) -> None:
+    async def send(self, task: str, message: Task, queue: str) -> None:
         """Return when Redis has the task. Raises BrokerUnavailable."""
-        content = envelope(task, message, queue, summary(message, prompt_tokens))
+        content = envelope(task, message, queue)
         try:
             await self._tick.run("LPUSH", queue, content)
         except (RedisError, OSError) as error:

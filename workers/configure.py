@@ -37,6 +37,7 @@ def from_flags(options: dict[str, Any]) -> Settings:
     tree = {
         "model": options.get("model"),
         "enable_multimodal": options.get("enable_multimodal") or None,
+        "multimodal_embedding_cache_capacity_gb": options.get("multimodal_embedding_cache_capacity_gb"),
         "engine": {"args": options.get("engine_args")},
         "worker": {"roles": options.get("roles"), "gpu": options.get("gpu")},
     }

@@ -13,11 +13,11 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from app import keys, sender
-from app.celery import DECODE_TASK
+from app.celery import DECODE_TASK, ENCODE_TASK
 from app.errors import WorkerLost
-from app.messages import DecodeTask, Delta
+from app.messages import DecodeTask, Delta, EncodeTask
 from workers.host import Host
-from workers.stages import decode
+from workers.stages import decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +47,18 @@ async def _answer(host: Host, content: bytes) -> None:
         log.error("a message that is none in a queue of this worker: %s", error)
         return
     lost = WorkerLost("the worker is shutting down")
+    if task == ENCODE_TASK:
+        return await _leave_to_others(host, message, lost)
     host.tokens.put(api, Delta(request=request_id, attempt=int(message.get("attempt", 0)), seq=0, error=lost.failure()))
     if task == DECODE_TASK:
         await _give_back(host, message)
+
+
+async def _leave_to_others(host: Host, message: dict[str, Any], lost: WorkerLost) -> None:
+    try:
+        await encode.refuse(host, EncodeTask.model_validate(message), lost)
+    except ValidationError as error:
+        log.error("an encode message that is none, with %d errors", error.error_count())
 
 
 async def _give_back(host: Host, message: dict[str, Any]) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from app.errors import EngineFailed, InvalidRequest, MediaRefused, PromptTooLong, WorkerLost
-from app.media import MediaStore
-from app.messages import Prompt, RenderedPrompt, StageTask
+from app.errors import EncodeFailed, EngineFailed, InvalidRequest, WorkerLost
+from app.messages import StageTask
 from app.registry import EngineState
 from app.settings import Settings
 from workers import engine_args
+from workers.vllm_errors import clean
 
 log = logging.getLogger(__name__)
 
@@ -30,20 +30,24 @@ KEEP_FOR_DECODE = {
 
 
 class Engine:
-    """The engine of this process. Build it on the loop that will use it, which then blocks while it loads."""
+    """The engine of this process. Build it on the loop that will use it, which then blocks while it loads.
 
-    def __init__(self, settings: Settings, media: MediaStore) -> None:
+    `embeddings` is the folder of the worker's embedding store, if it has one.
+    """
+
+    def __init__(self, settings: Settings, embeddings: Path | None) -> None:
         engine_args.prepare_environment(settings)
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from workers.load import LoadLogger
+        from workers.load import Load
+        from workers.renderer import Renderer
 
-        self._media = media
+        self.load = Load()
         self._llm: Any = AsyncLLM.from_engine_args(
-            engine_args.build(settings), stat_loggers=[LoadLogger.factory(self._take_load)]
+            engine_args.build(settings, embeddings), stat_loggers=[self.load.logger]
         )
         self._config = self._llm.vllm_config
-        self.kv_usage, self.running, self.waiting = 0.0, 0, 0
+        self.renderer = Renderer(self._llm.renderer, self._config)
 
     @property
     def dead(self) -> bool:
@@ -69,46 +73,27 @@ class Engine:
             max_model_len=self.max_model_len,
             block_size=self.block_size,
             kv_tokens=self.kv_tokens,
-            kv_usage=self.kv_usage,
-            running=self.running,
-            waiting=self.waiting,
+            kv_usage=self.load.kv_usage,
+            running=self.load.running,
+            waiting=self.load.waiting,
         )
 
-    async def render(self, prompt: Prompt) -> Any:
-        """vLLM's own input for the prompt; its processor runs on the media."""
-        from vllm.inputs import tokens_input
+    async def encode(self, engine_input: Any, name: str) -> None:
+        """Run the encoder on the prompt's items. A connector, not this answer, brings the embeddings out."""
+        from vllm import SamplingParams
+        from vllm.v1.engine.exceptions import EngineDeadError
 
-        if not prompt.media:
-            rendered: Any = tokens_input(prompt.token_ids, cache_salt=prompt.cache_salt)
-        else:
-            rendered = await self._render_media(prompt)
-        length = len(rendered["prompt_token_ids"])
-        if length >= self.max_model_len:
-            raise PromptTooLong(
-                f"the prompt has {length} tokens; the model's context is {self.max_model_len}", param="messages"
-            )
-        return rendered
-
-    async def _render_media(self, prompt: Prompt) -> Any:
-        data: dict[str, list[Any]] = {}
-        names: dict[str, list[str]] = {}
-        for ref in prompt.media:
-            content = await self._media.get(ref.identity)
-            data.setdefault(ref.modality, []).append(await asyncio.to_thread(_load_image, content))
-            names.setdefault(ref.modality, []).append(ref.identity)
-        request = {"prompt_token_ids": prompt.token_ids, "multi_modal_data": data, "multi_modal_uuids": names}
-        if prompt.cache_salt is not None:
-            request["cache_salt"] = prompt.cache_salt
+        final: Any = None
         try:
-            (rendered,) = await self._llm.renderer.render_cmpl_async([request])
+            async for output in self._llm.generate(engine_input, SamplingParams(max_tokens=1, temperature=0.0), name):
+                final = output
+        except EngineDeadError as error:
+            raise WorkerLost("the worker's engine died") from error
         except ValueError as error:
-            raise MediaRefused(f"the model's processor refused the media: {_clean(error)}", param="messages") from error
-        return rendered
-
-    def input_of(self, prompt: RenderedPrompt) -> Any:
-        from workers import rendered
-
-        return rendered.engine_input(prompt)
+            raise EncodeFailed(f"the engine refused the item: {clean(error)}") from error
+        reason = final.outputs[0].finish_reason if final is not None else None
+        if reason not in ("stop", "length"):
+            raise EncodeFailed(f"the engine could not encode the item ({reason}; see the worker's log)")
 
     async def prefill(self, engine_input: Any, task: StageTask) -> dict[str, Any]:
         """Fill the KV cache; answers vLLM's `kv_transfer_params` for whoever decodes."""
@@ -152,7 +137,7 @@ class Engine:
         except EngineDeadError as error:
             raise WorkerLost("the worker's engine died") from error
         except (VLLMClientError, ValueError) as error:
-            raise InvalidRequest(_clean(error)) from error
+            raise InvalidRequest(clean(error)) from error
         finally:
             await outputs.aclose()
 
@@ -162,9 +147,6 @@ class Engine:
 
     def shutdown(self) -> None:
         self._llm.shutdown(timeout=1)
-
-    def _take_load(self, kv_usage: float, running: int, waiting: int) -> None:
-        self.kv_usage, self.running, self.waiting = kv_usage, running, waiting
 
 
 def _params(values: dict[str, Any]) -> Any:
@@ -186,20 +168,3 @@ def _final_only() -> Any:
     from vllm.sampling_params import RequestOutputKind
 
     return RequestOutputKind.FINAL_ONLY
-
-
-def _load_image(content: bytes) -> Any:
-    """Decode as vLLM's own loader does, so that the pixels are the same."""
-    from vllm.multimodal.media.image import ImageMediaIO
-
-    try:
-        return ImageMediaIO().load_bytes(content)
-    except ValueError as error:
-        raise MediaRefused("the image cannot be decoded", param="messages") from error
-
-
-def _clean(error: BaseException) -> str:
-    """An error's text, short enough and without addresses of objects."""
-    from vllm.entrypoints.serve.exception_handling.error_response import sanitize_message
-
-    return str(sanitize_message(str(error)))[:500]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -12,7 +13,7 @@ import psutil
 from app import ports, torchvision_ops, vllm_args
 from app.roles import KVRole, Role, kv_role
 from app.settings import Settings
-from workers import nixl_progress
+from app.tensors import nixl_progress
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +59,11 @@ def flags(settings: Settings) -> list[str]:
     return [flag for part in parts for flag in vllm_args.split(part)]
 
 
-def build(settings: Settings) -> Any:
-    """vLLM's AsyncEngineArgs. Raises SettingsError when a flag is not one of vLLM's."""
+def build(settings: Settings, embeddings: Path | None) -> Any:
+    """vLLM's AsyncEngineArgs. `embeddings` is the folder of the worker's embedding store, if it has one.
+
+    Raises SettingsError when a flag is not one of vLLM's.
+    """
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
@@ -68,7 +72,7 @@ def build(settings: Settings) -> Any:
     if current_platform.is_cpu():
         _cpu_defaults(args, settings)
     _transfer(args, settings)
-    _multimodal(args, settings)
+    _embeddings(args, settings, embeddings)
     return args
 
 
@@ -104,7 +108,17 @@ def _transfer(args: Any, settings: Settings) -> None:
     )
 
 
-def _multimodal(args: Any, settings: Settings) -> None:
-    if Role.DECODE not in settings.roles or Role.ENCODE not in settings.roles:
-        # A split request's items go from engine to engine; a cache hit would leave an item without its fields.
-        args.mm_processor_cache_gb = 0
+def _embeddings(args: Any, settings: Settings, folder: Path | None) -> None:
+    """Embeddings come and go through the store; items come rendered, with or without pixels."""
+    from vllm.config import ECTransferConfig
+
+    # vLLM's own cache keeps an item by its name as it first came, and it may first have come without pixels.
+    args.mm_processor_cache_gb = 0
+    if folder is None or args.ec_transfer_config is not None:
+        return
+    args.ec_transfer_config = ECTransferConfig(
+        ec_connector="TrivetECConnector",
+        ec_connector_module_path="workers.ec_connector",
+        ec_role="ec_producer" if settings.roles == {Role.ENCODE} else "ec_both",
+        ec_connector_extra_config={"directory": str(folder)},
+    )

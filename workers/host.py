@@ -9,12 +9,12 @@ import socket
 import time
 import uuid
 from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
 from app import cancellation, keys
-from app.media import RedisMediaStore
+from app.messages import Assignment
 from app.redis import connect, redacted, refuse_unsafe_broker, wait_until_up
 from app.registry import Registry, WorkerRecord
 from app.roles import Role
@@ -23,8 +23,12 @@ from app.settings import Settings
 from app.streaming import TokenWriter
 from workers import metrics
 from workers.engine import Engine
+from workers.items.ready import Prompts, TextPrompts
 from workers.jobs import Jobs
 from workers.kv_budget import KVBudget
+
+if TYPE_CHECKING:
+    from workers.items.service import ItemService
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +46,19 @@ class Host:
 
     engine: Engine
     budget: KVBudget
+    prompts: Prompts
+    items: ItemService | None = None
 
     def __init__(self, settings: Settings, worker_id: str, concurrency: int) -> None:
         self.settings = settings
         self.id = worker_id
         self.incarnation = uuid.uuid4().hex[:12]
+        self.me = Assignment(worker=worker_id, incarnation=self.incarnation)
         self.concurrency = concurrency
         timeout = settings.redis.timeout_s
         self.cache = connect(settings.redis.cache, timeout, name=f"trivet-{worker_id}")
         self.broker = connect(settings.redis.broker_url, timeout, name=f"trivet-{worker_id}-send", connections=4)
         self.registry = Registry(self.cache, settings.worker.lease_s)
-        self.media = RedisMediaStore(self.cache)
         self.sender = TaskSender(self.broker)
         self.jobs = Jobs()
         self.tokens = TokenWriter(
@@ -86,17 +92,15 @@ class Host:
         """Load the engine, which blocks this loop, then register. Until then the worker takes no task."""
         check(self.settings)
         await self.connect()
-        self.engine = Engine(self.settings, self.media)
-        # A preempted request of text alone can be prefilled again anywhere; one with media only where pixels are.
-        bounded = self.settings.enable_multimodal and Role.ENCODE not in self.settings.roles
-        self.budget = KVBudget(self.engine.kv_tokens if bounded else UNBOUNDED, self.engine.block_size)
+        work = await self._load()
         self._metrics_url = metrics.serve(self.settings.worker.metrics_host)
         await self.registry.announce(self.record())
-        self._background = [
-            self._spawn(self._heartbeat()),
-            self._spawn(cancellation.listen(self.cache, self.jobs.cancel, self.jobs.ids)),
-            self._spawn(self._watch_engine()),
+        work += [
+            self._heartbeat(),
+            cancellation.listen(self.cache, self.jobs.cancel, self.jobs.ids),
+            self._watch_engine(),
         ]
+        self._background = [self._spawn(one) for one in work]
         log.info(
             "worker %s is ready: roles %s, model %s, %d KV tokens, Redis %s",
             self.id,
@@ -105,6 +109,42 @@ class Host:
             self.engine.kv_tokens,
             redacted(self.settings.redis.cache),
         )
+
+    async def _load(self) -> list[Coroutine[Any, Any, None]]:
+        """The engine and what its items need; answers what has to run from now on."""
+        from workers.items import service
+
+        shelf = service.Shelf(self.settings, self.id) if service.wanted(self.settings) else None
+        try:
+            self.engine = Engine(self.settings, shelf.embeddings if shelf else None)
+        except BaseException:
+            if shelf is not None:
+                shelf.close()
+            raise
+        self.budget = KVBudget(self._kv_tokens_to_share(), self.engine.block_size)
+        if shelf is None:
+            self.prompts = TextPrompts(self.engine.renderer)
+            return []
+        self.items = service.ItemService(self.settings, self.me, self.engine, shelf, self.cache, self.sender)
+        work = await self.items.start()
+        self.prompts = self.items.prompts
+        return work
+
+    def _kv_tokens_to_share(self) -> int:
+        """KV tokens that requests wait for. Where the prompt is prefilled, its embeddings are held, and a request that
+        the engine preempts can be prefilled again; elsewhere only one of text alone can."""
+        if not self.settings.enable_multimodal or Role.DECODE not in self.settings.roles:
+            return UNBOUNDED
+        if Role.PREFILL in self.settings.roles:
+            return UNBOUNDED
+        fits = self.engine.kv_tokens // self.engine.max_model_len
+        log.info(
+            "%d KV tokens hold %d requests of full length (%d tokens): what does not fit waits and is never preempted",
+            self.engine.kv_tokens,
+            fits,
+            self.engine.max_model_len,
+        )
+        return self.engine.kv_tokens
 
     def record(self) -> WorkerRecord:
         return WorkerRecord(
@@ -117,6 +157,8 @@ class Host:
             host=socket.gethostname(),
             concurrency=self.concurrency,
             metrics=self._metrics_url,
+            fingerprint=self.items.fingerprint if self.items else "",
+            spliceable=self.items.prompts.spliceable if self.items else False,
             engine=self.engine.state(),
             started=self._started,
             in_flight=len(self.jobs),
@@ -138,6 +180,8 @@ class Host:
             task.cancel()
         await self.leave()
         self.engine.shutdown()
+        if self.items is not None:
+            await self.items.close()
         await self.cache.aclose()
         await self.broker.aclose()
 
@@ -149,15 +193,15 @@ class Host:
             log.warning("still in the registry until the lease runs out: %s", error)
         await self.tokens.drain(2.0)
 
-    async def unplace(self, request_id: str) -> None:
-        """Give this worker's reservation for the request back, once its work has moved on.
+    async def unplace(self, place: str) -> None:
+        """Give this worker's reservation (a request's id, or that of an encode) back, once its work has moved on.
 
         One that stays ends with the request, so it is no reason to fail a request that goes on elsewhere.
         """
         try:
-            await self.cache.zrem(keys.load(self.id), request_id)
+            await self.cache.zrem(keys.load(self.id), place)
         except (RedisError, OSError) as error:
-            log.warning("request %s still counts as load of worker %s: %s", request_id, self.id, error)
+            log.warning("request %s still counts as load of worker %s: %s", place, self.id, error)
 
     async def _heartbeat(self) -> None:
         while True:
@@ -194,8 +238,12 @@ def check(settings: Settings) -> None:
             "a worker with the encode role takes media from clients, which needs consent: start it with "
             "--enable-multimodal (TRIVET_ENABLE_MULTIMODAL=true), or without encode among its roles"
         )
-    if roles == {Role.ENCODE}:
-        raise MisconfiguredWorker("a worker with the encode role alone has nothing to do: add prefill to its roles")
+    split = len({Role.ENCODE, Role.PREFILL} & roles) == 1
+    if settings.enable_multimodal and split and not settings.multimodal_embedding_cache_capacity_gb:
+        raise MisconfiguredWorker(
+            "embeddings go from encode to prefill workers through their embedding caches: give both some memory "
+            "(TRIVET_MULTIMODAL_EMBEDDING_CACHE_CAPACITY_GB), or one worker both roles"
+        )
 
 
 _host: Host | None = None

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-#: Called with KV cache usage (0 to 1), running and waiting requests.
-Report = Callable[[float, int, int], None]
+
+@dataclass
+class Load:
+    """`kv_usage` is 0 to 1."""
+
+    kv_usage: float = 0.0
+    running: int = 0
+    waiting: int = 0
+
+    def logger(self, _config: Any, _engine: int) -> LoadLogger:
+        """What vLLM makes for each engine."""
+        return LoadLogger(self)
 
 
 class LoadLogger(StatLoggerBase):
-    """Hands every step's scheduler statistics on. vLLM's Prometheus logger runs beside it."""
+    """Takes every step's scheduler statistics down. vLLM's Prometheus logger runs beside it."""
 
-    def __init__(self, report: Report) -> None:
-        self._report = report
-
-    @classmethod
-    def factory(cls, report: Report) -> Callable[[Any, int], LoadLogger]:
-        return lambda _config, _index: cls(report)
+    def __init__(self, load: Load) -> None:
+        self._load = load
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
-        if scheduler_stats is not None:
-            self._report(
-                scheduler_stats.kv_cache_usage, scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
-            )
+        if scheduler_stats is None:
+            return
+        load = self._load
+        load.kv_usage = scheduler_stats.kv_cache_usage
+        load.running = scheduler_stats.num_running_reqs
+        load.waiting = scheduler_stats.num_waiting_reqs
 
     def log_engine_initialized(self) -> None:
         """vLLM calls this once; there is nothing to say."""

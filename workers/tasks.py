@@ -13,21 +13,36 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from app import cancellation, errors
-from app.celery import DECODE_TASK, PREFILL_TASK, app
-from app.messages import DecodeTask, Delta, PrefillTask, StageTask
+from app.celery import DECODE_TASK, ENCODE_TASK, PREFILL_TASK, app
+from app.messages import DecodeTask, Delta, EncodeTask, PrefillTask, StageTask, Task
+from app.routing import encode_place
 from workers import bootstep, configure
 from workers.aiotask import AioTask
 from workers.host import Host, current
 from workers.stages import decode as decode_stage
+from workers.stages import encode as encode_stage
 from workers.stages import prefill as prefill_stage
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=StageTask)
+M = TypeVar("M", bound=Task)
 Stage = Callable[[Host, T], Awaitable[None]]
 
 bootstep.install(app)
 signals.celeryd_init.connect(configure.configure)
+
+
+@app.task(base=AioTask, name=ENCODE_TASK)  # type: ignore[untyped-decorator]
+async def encode(message: dict[str, Any]) -> None:
+    """Run an EncodeTask: encode an item and announce it. Requests hear of it through the announcement alone."""
+    host = current()
+    task = _parse(host, EncodeTask, message)
+    if task is None:
+        return
+    # An item that is being encoded is of use to others, so the end of its request does not end it.
+    with host.jobs.running(encode_place(task.request_id, task.item.identity), task.api):
+        await encode_stage.run(host, task, lambda: _is_over(host, task))
 
 
 @app.task(base=AioTask, name=PREFILL_TASK)  # type: ignore[untyped-decorator]
@@ -48,7 +63,7 @@ async def decode(message: dict[str, Any]) -> None:
         await _run(host, task, decode_stage.run, decode_stage.refuse)
 
 
-def _parse(host: Host, kind: type[T], message: dict[str, Any]) -> T | None:
+def _parse(host: Host, kind: type[M], message: dict[str, Any]) -> M | None:
     """The validated message; None, with an answer to the API where one can be given, if it is not one."""
     try:
         return kind.model_validate(message)
@@ -62,7 +77,7 @@ def _parse(host: Host, kind: type[T], message: dict[str, Any]) -> T | None:
         return None
 
 
-async def _is_over(host: Host, task: StageTask) -> bool:
+async def _is_over(host: Host, task: Task) -> bool:
     """Cancelled, or past its deadline, while it waited in the queue."""
     try:
         return time.time() >= task.deadline or await cancellation.is_cancelled(host.cache, task.request_id)

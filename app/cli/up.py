@@ -30,12 +30,15 @@ Name = Annotated[str, typer.Option(help="Name of this `up`, for running several 
 def up(
     context: typer.Context,
     topology: Annotated[
-        str, typer.Option(callback=_known, help="agg: one kind of worker; pd: prefill and decode apart.")
+        str, typer.Option(callback=_known, help="agg: one kind of worker; pd, e_pd, e_p_d: stages apart.")
     ] = "agg",
     model: Annotated[str | None, typer.Option(help="Local path or hub name.")] = None,
     served_model_name: Annotated[str | None, typer.Option(help="The name that clients use.")] = None,
     enable_multimodal: Annotated[
         bool | None, typer.Option("--enable-multimodal/--no-enable-multimodal", help="Take media from clients.")
+    ] = None,
+    multimodal_embedding_cache_capacity_gb: Annotated[
+        float | None, typer.Option(help="Embeddings that each worker keeps in shared memory, in GB.", min=0)
     ] = None,
     replicas: Annotated[str | None, typer.Option(help="Workers of each kind: prefill=2,decode=1.")] = None,
     gpus: Annotated[str | None, typer.Option(help="GPUs to spread workers over, as 0,1,2; all if not given.")] = None,
@@ -79,9 +82,13 @@ def load(context: typer.Context) -> Settings:
     return settings.load(**given)
 
 
+#: Flags that are settings of the same name.
+TOP_LEVEL = ("model", "served_model_name", "enable_multimodal", "multimodal_embedding_cache_capacity_gb")
+
+
 def flags(params: dict[str, Any]) -> dict[str, Any]:
     """The settings that the command line gave, as a tree."""
-    tree: dict[str, Any] = {key: params[key] for key in ("model", "served_model_name", "enable_multimodal")}
+    tree: dict[str, Any] = {key: params[key] for key in TOP_LEVEL}
     tree["api"] = {"host": params["host"], "port": params["api_port"]}
     tree["flower"] = {"port": params["flower_port"], "enabled": False if params["no_flower"] else None}
     tree["redis"] = {"broker_url": params["redis_url"]}

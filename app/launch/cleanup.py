@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 
-from app.launch import redis_keys, sessions
+from app.launch import redis_keys, sessions, shared_memory
 from app.launch.shared_memory import remove_unused
 from app.launch.state import ComponentState, Phase, State
 
@@ -30,6 +30,8 @@ async def clear(state: State) -> list[str]:
     names = {name for one in state.components for name in one.shared_memory}
     if removed := await asyncio.to_thread(remove_unused, names):
         done.append(f"removed from shared memory: {', '.join(removed)}")
+    if swept := await asyncio.to_thread(shared_memory.sweep):
+        done.append(f"removed folders of dead processes: {', '.join(swept)}")
     if state.redis_url and not state.owns_redis:
         await redis_keys.remove_all_of(state)
     if state.sockets.exists():

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from app.launch import sessions
+from app.launch import sessions, shared_memory
 from app.launch.errors import StartFailed
 from app.launch.process import Process, ProcessSpec, describe
 from app.launch.readiness import POLL_S
@@ -125,6 +125,7 @@ class Component:
             log.error("%s: processes %s do not end", self.name, left)
         if removed := await asyncio.to_thread(self._ledger.remove):
             log.info("%s left in shared memory, now removed: %s", self.name, ", ".join(removed))
+        await asyncio.to_thread(shared_memory.sweep)
         self._ledger.names.clear()
         self.state.shared_memory = []
         return left

@@ -59,6 +59,10 @@ def engines(
 ) -> list[Engine]:
     """The topology's workers, over the GPUs in turn. Their ids are the same at each start, and no two are equal."""
     dropped = frozenset[Role]() if settings.enable_multimodal else frozenset({Role.ENCODE})
+    if any(roles == dropped for roles in TOPOLOGIES[topology].values()):
+        raise LaunchError(
+            f"topology {topology} has workers that only encode, and nothing to encode without --enable-multimodal"
+        )
     taken: list[tuple[str, frozenset[Role], tuple[str, ...]]] = []
     at = 0
     for kind, roles in TOPOLOGIES[topology].items():

@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from app import settings
+from app.tensors import folder
+
 DIRECTORY = Path("/dev/shm")
 PROC = Path("/proc")
 
@@ -46,12 +49,17 @@ def remove_unused(names: set[str]) -> list[str]:
     return unused
 
 
+def sweep() -> list[str]:
+    """Remove the folders of embeddings and media whose processes died; answers their names."""
+    return folder.sweep(Path(settings.current().tensors.directory))
+
+
 def listing() -> dict[str, int]:
     """Name -> inode of the files there, those in folders included (`folder/file`)."""
     found: dict[str, int] = {}
-    for folder, _, files in os.walk(DIRECTORY):
+    for where, _, files in os.walk(DIRECTORY):
         for name in files:
-            path = Path(folder) / name
+            path = Path(where) / name
             with suppress(OSError):
                 found[str(path.relative_to(DIRECTORY))] = path.lstat().st_ino
     return found

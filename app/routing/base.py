@@ -11,11 +11,19 @@ from app.registry import Fleet
 
 @dataclass(frozen=True)
 class Ask:
-    """A request to place. `deadline` (unix seconds) ends its reservation if nobody else does."""
+    """A request to place. `deadline` (unix seconds) ends its reservation if nobody else does.
+
+    `items` are the identities of its media, each once; `fingerprint` is that of the model they were named for.
+    """
 
     request_id: str
     deadline: float
-    media: bool
+    items: tuple[str, ...] = ()
+    fingerprint: str = ""
+
+    @property
+    def media(self) -> bool:
+        return bool(self.items)
 
 
 class Router(Protocol):
@@ -24,3 +32,8 @@ class Router(Protocol):
 
     async def release(self, plan: Plan, request_id: str) -> None:
         """Give the reservations back; harmless when given back already."""
+
+
+def encode_place(request_id: str, identity: str) -> str:
+    """The name of an encode task's reservation: a request has one for each of its items."""
+    return f"{request_id}/{identity}"

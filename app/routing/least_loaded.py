@@ -13,45 +13,59 @@ from redis.exceptions import NoScriptError, RedisError
 
 from app import keys
 from app.errors import BrokerUnavailable, NoWorker
-from app.messages import Assignment, Plan
-from app.registry import Fleet, WorkerRecord
-from app.routing.base import Ask
+from app.messages import Plan
+from app.registry import Fleet
+from app.routing.base import Ask, encode_place
 from app.tick import Tick
 
 SCRIPT = Path(__file__).with_name("least_loaded.lua").read_text()
 
 
 class LeastLoaded:
-    """Loads live in Redis, so that all API processes count alike. `redis` is an asyncio client."""
+    """Loads live in Redis, so that all API processes count alike. `redis` is an asyncio client.
 
-    def __init__(self, redis: Any) -> None:
+    `claim_s` is how long an encode worker that was chosen has for an item before others may take it on.
+    """
+
+    def __init__(self, redis: Any, claim_s: float) -> None:
         self._tick = Tick(redis)
+        self._claim_ms = int(claim_s * 1000)
         self._sha = hashlib.sha1(SCRIPT.encode()).hexdigest()  # Redis's own name for the script
 
     async def plan(self, fleet: Fleet, ask: Ask) -> Plan:
         missing = fleet.missing(ask.media)
         if missing:
             raise NoWorker(f"no worker for: {', '.join(missing)}; start one, or wait until it is ready")
-        whole, prefill, decode = fleet.aggregated(ask.media), fleet.prefillers(ask.media), fleet.decoders()
-        candidates = [*whole, *prefill, *decode]
-        arguments = [time.time(), ask.deadline, ask.request_id, len(whole), len(prefill), random.randrange(1 << 16)]
+        groups = [fleet.aggregated(ask.media), fleet.prefillers(ask.media), fleet.decoders()]
+        groups.append(fleet.encoders(ask.fingerprint) if ask.media else [])
+        candidates = [worker for group in groups for worker in group]
+        names = [keys.load(one.id) for one in candidates]
+        for identity in ask.items:
+            names += [keys.embedding(ask.fingerprint, identity), keys.encoding(ask.fingerprint, identity)]
+        numbers = [time.time(), ask.deadline, ask.request_id, random.randrange(1 << 16), self._claim_ms]
+        assignments = [one.assignment.model_dump_json() for one in groups[-1]]
+        arguments = [*numbers, *map(len, groups), *assignments, *ask.items]
         try:
-            first, second = await self._reserve([keys.load(one.id) for one in candidates], arguments)
+            first, second, *encoders = await self._reserve(names, arguments)
         except (RedisError, OSError) as error:
             raise BrokerUnavailable(f"routing needs Redis, which did not answer ({type(error).__name__})") from error
-        chosen = _assign(candidates[first - 1])
-        return Plan(prefill=chosen, decode=_assign(candidates[second - 1]) if second else chosen)
+        chosen = candidates[first - 1].assignment
+        return Plan(
+            prefill=chosen,
+            decode=candidates[second - 1].assignment if second else chosen,
+            encode={
+                item: candidates[at - 1].assignment for item, at in zip(ask.items, encoders, strict=False) if at > 0
+            },
+        )
 
     async def release(self, plan: Plan, request_id: str) -> None:
-        await asyncio.gather(*(self._tick.run("ZREM", keys.load(one.worker), request_id) for one in plan.workers))
+        places = [(one.worker, request_id) for one in plan.workers]
+        places += [(one.worker, encode_place(request_id, item)) for item, one in plan.encode.items()]
+        await asyncio.gather(*(self._tick.run("ZREM", keys.load(worker), place) for worker, place in places))
 
-    async def _reserve(self, loads: list[str], arguments: list[Any]) -> list[int]:
+    async def _reserve(self, names: list[str], arguments: list[Any]) -> list[int]:
         """Run the script by its name, and send it whole to a Redis that does not know it yet."""
         try:
-            return list(await self._tick.run("EVALSHA", self._sha, len(loads), *loads, *arguments))
+            return list(await self._tick.run("EVALSHA", self._sha, len(names), *names, *arguments))
         except NoScriptError:
-            return list(await self._tick.run("EVAL", SCRIPT, len(loads), *loads, *arguments))
-
-
-def _assign(worker: WorkerRecord) -> Assignment:
-    return Assignment(worker=worker.id, incarnation=worker.incarnation)
+            return list(await self._tick.run("EVAL", SCRIPT, len(names), *names, *arguments))

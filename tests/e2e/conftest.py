@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 
 from app import tiny_model
 from app.launch import shared_memory
+from app.roles import TOPOLOGIES
 from tests.e2e.stack import Stack, up
 
 
@@ -33,13 +34,35 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model.build(tmp_path_factory.mktemp("model") / "tiny")
 
 
+class Stacks(Mapping[str, Stack]):
+    """A topology by its name, started when a test first asks for it. All of them: eight engines, four APIs."""
+
+    def __init__(self, model: Path, stack: ExitStack) -> None:
+        self._model = model
+        self._stack = stack
+        self._running: dict[str, Stack] = {}
+
+    def __getitem__(self, topology: str) -> Stack:
+        if topology not in self._running:
+            # On one host embeddings are shared by name; here one topology takes the way between hosts.
+            os.environ["TRIVET_TENSORS__TRANSPORT"] = "nixl" if topology == "e_pd" else "auto"
+            self._running[topology] = self._stack.enter_context(up(f"e2e-{topology}", topology, self._model))
+            del os.environ["TRIVET_TENSORS__TRANSPORT"]
+        return self._running[topology]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(TOPOLOGIES)
+
+    def __len__(self) -> int:
+        return len(TOPOLOGIES)
+
+
 @pytest.fixture(scope="session")
-def stacks(home: Path, model: Path) -> Iterator[dict[str, Stack]]:
-    """Both topologies side by side: three engines, two APIs. Nothing of them may be left at the end."""
+def stacks(home: Path, model: Path) -> Iterator[Stacks]:
+    """The topologies, side by side. Nothing of them may be left at the end."""
     before = set(shared_memory.listing())
     with ExitStack() as stack:
-        running = {topology: stack.enter_context(up(f"e2e-{topology}", topology, model)) for topology in ("agg", "pd")}
-        yield running
+        yield Stacks(model, stack)
     left = [p for p in psutil.process_iter(["cmdline"]) if str(home) in " ".join(p.info["cmdline"] or ())]
     assert left == [], "processes left behind"
     # What a live process uses belongs to somebody else on this host.
@@ -49,16 +72,21 @@ def stacks(home: Path, model: Path) -> Iterator[dict[str, Stack]]:
 
 
 @pytest.fixture
-def agg(stacks: dict[str, Stack]) -> Stack:
+def agg(stacks: Stacks) -> Stack:
     return stacks["agg"]
 
 
 @pytest.fixture
-def pd(stacks: dict[str, Stack]) -> Stack:
+def pd(stacks: Stacks) -> Stack:
     return stacks["pd"]
 
 
+@pytest.fixture
+def e_p_d(stacks: Stacks) -> Stack:
+    return stacks["e_p_d"]
+
+
 @pytest.fixture(params=["agg", "pd"])
-def stack(request: pytest.FixtureRequest, stacks: dict[str, Stack]) -> Stack:
+def stack(request: pytest.FixtureRequest, stacks: Stacks) -> Stack:
     """Each topology in turn."""
     return stacks[request.param]

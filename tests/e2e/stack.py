@@ -26,6 +26,8 @@ ENGINE = (
     "--skip-mm-profiling --block-size 32 --kv-cache-memory-bytes 268435456 --seed 0 --limit-mm-per-prompt"
 )
 START_S = 400.0
+#: Small, so that embeddings are evicted now and then.
+CACHE_GB = 0.05
 
 
 @dataclass
@@ -100,7 +102,15 @@ def up(name: str, topology: str, model: Path, *flags: str) -> Iterator[Stack]:
         MODEL,
     ]
     command += ["--enable-multimodal", "--api-port", str(api), "--flower-port", str(flower), "--redis-url", redis_url]
-    command += ["--timeout", str(START_S), *shlex.split(ENGINE), '{"image":4}', *flags]
+    command += [
+        "--multimodal-embedding-cache-capacity-gb",
+        str(CACHE_GB),
+        "--timeout",
+        str(START_S),
+        *shlex.split(ENGINE),
+        '{"image":4,"video":1}',
+        *flags,
+    ]
     started = trivet(*command, timeout=START_S + 60)
     try:
         assert started.returncode == 0, started.stdout[-3000:] + started.stderr[-3000:]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import pytest
 
-from tests.e2e.prompts import PROMPTS, greedy, image, user
+from tests.e2e.prompts import PROMPTS, Greedy, greedy, image, user
 from tests.e2e.stack import Stack
 
 #: KV bytes of a token of the tiny model: 3 layers, K and V, 2 heads of 32 float32 values.
@@ -15,11 +17,52 @@ KV_BYTES_PER_TOKEN = 3 * 2 * 2 * 32 * 4
 BLOCK = 32
 
 
-@pytest.mark.parametrize("messages", PROMPTS.values(), ids=PROMPTS.keys())
-def test_pd_equals_agg(agg: Stack, pd: Stack, messages: list[dict[str, Any]]) -> None:
-    there, here = greedy(pd.client, messages), greedy(agg.client, messages)
+SPLIT = ["pd", "e_pd", "e_p_d"]
+
+
+@pytest.fixture(scope="module")
+def aggregated(stacks: Mapping[str, Stack]) -> Callable[[str], Greedy]:
+    """The aggregated engine's answer to one of PROMPTS, asked for once."""
+    return cache(lambda name: greedy(stacks["agg"].client, PROMPTS[name]))
+
+
+@pytest.mark.parametrize("topology", SPLIT)
+@pytest.mark.parametrize("name", PROMPTS)
+def test_every_topology_equals_agg(
+    stacks: Mapping[str, Stack], aggregated: Callable[[str], Greedy], topology: str, name: str
+) -> None:
+    there, here = greedy(stacks[topology].client, PROMPTS[name]), aggregated(name)
     assert there.prompt_tokens == here.prompt_tokens
     assert there.same_as(here), (there, here)
+
+
+@pytest.mark.parametrize("topology", SPLIT)
+def test_each_request_gets_its_own_pictures(stacks: Mapping[str, Stack], topology: str) -> None:
+    """Two at once with each other's pictures, new to everybody."""
+    prompts = [user(image(a), "and", image(b), "Which is first?") for a, b in ((31, 32), (32, 31))]
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda messages: greedy(stacks[topology].client, messages), prompts))
+    expected = [greedy(stacks["agg"].client, messages) for messages in prompts]
+    assert expected[0].tokens != expected[1].tokens
+    for there, here in zip(answers, expected, strict=True):
+        assert there.same_as(here), (there, here)
+
+
+@pytest.mark.parametrize("topology", SPLIT)
+@pytest.mark.parametrize("name", ["text", "image", "video"])
+def test_sampling_with_a_seed_equals_agg(stacks: Mapping[str, Stack], topology: str, name: str) -> None:
+    def sampled(stack: Stack) -> list[int]:
+        answer = stack.client.chat.completions.create(
+            model="tiny",
+            messages=PROMPTS[name],
+            max_tokens=16,
+            temperature=0.8,
+            seed=7,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )
+        return list(answer.choices[0].token_ids)
+
+    assert sampled(stacks[topology]) == sampled(stacks["agg"])
 
 
 @pytest.mark.parametrize(

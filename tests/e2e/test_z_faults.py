@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -86,7 +86,7 @@ def test_deadline_that_is_none(stack: Stack, value: str) -> None:
 
 
 @pytest.mark.parametrize(("topology", "victim"), [("agg", "agg"), ("pd", "decode")])
-def test_a_worker_killed_in_the_middle_of_a_stream(stacks: dict[str, Stack], topology: str, victim: str) -> None:
+def test_a_worker_killed_in_the_middle_of_a_stream(stacks: Mapping[str, Stack], topology: str, victim: str) -> None:
     """The client gets an error frame and its end; new requests get 503 at once, and answers once it is back."""
     stack = stacks[topology]
     before = stack.workers()[victim]
@@ -156,6 +156,29 @@ def test_an_engine_killed_ends_its_worker(agg: Stack) -> None:
                 engine.kill()
     assert frames[-1] == "data: [DONE]" and '"error"' in frames[-2]
     _comes_back(agg, "agg", before.incarnation)
+
+
+def test_an_encode_worker_killed(stacks: Mapping[str, Stack]) -> None:
+    """20 requests with pictures that nobody has seen are under way: all are answered, by way of the prefill worker."""
+    stack = stacks["e_p_d"]
+    before = stack.workers()["encode"]
+    prompts = [user(image(900 + number, (256, 256)), f"Question {number}?") for number in range(20)]
+    with ThreadPoolExecutor(20) as pool:
+        asked = [
+            pool.submit(stack.post, {"model": "tiny", "messages": messages, "max_tokens": 8}) for messages in prompts
+        ]
+        with stack.redis as client:
+            eventually(lambda: client.zcard(keys.load(before.id)) > 0, 10, "the encode worker has work")
+        os.kill(before.pid, signal.SIGKILL)
+        answers = [one.result(100) for one in asked]
+    assert [answer.status_code for answer in answers] == [200] * 20, [answer.text[:200] for answer in answers]
+    assert stack.counter("prefill", "trivet_items_total", 'event="fallbacks"') > 0, "counted"
+    answer = stack.post({"model": "tiny", "messages": user(image(950), "hi"), "max_tokens": 2})
+    assert answer.status_code == 200, "also while there is no encode worker"
+    _comes_back(stack, "encode", before.incarnation)
+    encoded = stack.counter("encode", "trivet:ec_encoded_items_total")
+    assert stack.post({"model": "tiny", "messages": user(image(951), "hi"), "max_tokens": 2}).status_code == 200
+    assert stack.counter("encode", "trivet:ec_encoded_items_total") == encoded + 1, "it encodes again"
 
 
 def _refused_at_once(stack: Stack, victim: str) -> None:

@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 
-from api.fleet import FleetView
 from api.pipeline import Job, Pipeline
 from app import keys
 from app.errors import RemoteFailure
+from app.fleet import FleetView
+from app.items.index import ItemIndex
 from app.messages import Assignment, Prompt
 from app.registry import Registry
 from app.roles import ALL, Role
 from app.routing import LeastLoaded
 from app.sender import TaskSender
+from app.settings import ItemSettings
 from app.streaming import TokenReader
 from tests.integration.fake_worker import FakeWorker, count, hand_on
-from tests.messages import AGG, DECODE, PREFILL
+from tests.messages import AGG, DECODE, FINGERPRINT, PREFILL
 from tests.polling import until
 
 API = "api-1"
@@ -34,8 +36,9 @@ class Api:
         self.redis = redis
         self.reader = TokenReader(redis, API, 200)
         self.fleet = FleetView(Registry(redis, 2.0), "m", lambda gone: self.pipeline.worker_lost(gone))
-        router, sender = LeastLoaded(redis), TaskSender(broker or redis)
-        self.pipeline = Pipeline(API, "m", self.fleet, router, sender, self.reader, redis)
+        router, sender = LeastLoaded(redis, 60.0), TaskSender(broker or redis)
+        self.items = ItemIndex(redis, FINGERPRINT, ItemSettings())
+        self.pipeline = Pipeline(API, "m", self.fleet, router, sender, self.reader, self.items, redis)
 
     async def clean(self, *workers: Assignment) -> None:
         """Nothing of any request is left behind."""

@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from app import cancellation, keys
-from app.celery import DECODE_TASK
-from app.messages import Assignment, DecodeTask, Delta, KVHandoff, PrefillTask, RenderedPrompt
+from app.celery import DECODE_TASK, ENCODE_TASK, PREFILL_TASK
+from app.messages import Assignment, DecodeTask, Delta, EncodeTask, KVHandoff, PrefillTask, RenderedPrompt
 from app.registry import Registry
 from app.roles import Role
 from app.sender import TaskSender
@@ -41,7 +41,7 @@ async def hand_on(one: "FakeWorker", task: PrefillTask) -> None:
         kv=KVHandoff(params={"from": one.assignment.worker}, expires_at=time.time() + 60),
     )
     queue = keys.worker_queue(Role.DECODE, task.plan.decode.worker)
-    await one.sender.send(DECODE_TASK, decode, queue, len(task.prompt.token_ids))
+    await one.sender.send(DECODE_TASK, decode, queue)
 
 
 async def silence(one: "FakeWorker", task: Any) -> None:
@@ -53,7 +53,7 @@ class FakeWorker:
 
     def __init__(self, redis: Any, assignment: Assignment, roles: tuple[Role, ...], stage: Stage) -> None:
         self.assignment = assignment
-        self.taken: list[PrefillTask | DecodeTask] = []
+        self.taken: list[PrefillTask | DecodeTask | EncodeTask] = []
         self.cancelled: list[str] = []
         self.gone: list[str] = []
         self.stage = stage
@@ -68,7 +68,7 @@ class FakeWorker:
         self.tokens.put(task.api, delta)
 
     async def take_for_ever(self) -> None:
-        names = [keys.worker_queue(role, self.assignment.worker) for role in (Role.DECODE, Role.PREFILL)]
+        names = [keys.worker_queue(role, self.assignment.worker) for role in Role]
         async with asyncio.TaskGroup() as stages:
             while True:
                 taken = await self._redis.brpop(names, timeout=1)
@@ -107,7 +107,10 @@ class FakeWorker:
                     await one
 
 
-def parse(envelope: dict[str, Any]) -> PrefillTask | DecodeTask:
+KINDS = {ENCODE_TASK: EncodeTask, PREFILL_TASK: PrefillTask, DECODE_TASK: DecodeTask}
+
+
+def parse(envelope: dict[str, Any]) -> PrefillTask | DecodeTask | EncodeTask:
     (_, kwargs, _) = json.loads(base64.b64decode(envelope["body"]))
-    kind = DecodeTask if envelope["headers"]["task"] == DECODE_TASK else PrefillTask
-    return kind.model_validate(kwargs["message"])
+    task: Any = KINDS[envelope["headers"]["task"]].model_validate(kwargs["message"])
+    return task

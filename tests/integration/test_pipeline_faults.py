@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from api import fleet as fleet_module
 from app import cancellation, keys
+from app import fleet as fleet_module
 from app.errors import BrokerUnavailable, NoWorker, RemoteFailure
 from app.messages import Assignment, DecodeTask
 from app.redis import connect
@@ -112,7 +112,7 @@ async def test_what_a_hung_redis_took_in_does_not_run_for_nobody(monkeypatch: py
         one = agg(theirs)
         async with serving(redis, one) as api:
             assert await answer(api, job("before")) == list(range(5))
-            plan = await LeastLoaded(redis).plan(api.fleet.now, Ask("r", time.time() + 30, False))
+            plan = await LeastLoaded(redis, 60.0).plan(api.fleet.now, Ask("r", time.time() + 30))
 
             async def planned(*_: Any) -> Any:
                 return plan

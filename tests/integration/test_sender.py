@@ -50,9 +50,9 @@ async def test_a_celery_worker_runs_what_is_sent_in_order_and_drops_what_expired
 ) -> None:
     sender = TaskSender(redis)
     for n in range(3):
-        await sender.send(DECODE_TASK, decode_task(f"r{n}"), QUEUE, 3)
-    await sender.send(DECODE_TASK, decode_task("late", time.time() - 1), QUEUE, 3)
-    await sender.send(DECODE_TASK, decode_task("last"), QUEUE, 3)
+        await sender.send(DECODE_TASK, decode_task(f"r{n}"), QUEUE)
+    await sender.send(DECODE_TASK, decode_task("late", time.time() - 1), QUEUE)
+    await sender.send(DECODE_TASK, decode_task("last"), QUEUE)
 
     async def ran() -> list[list[str]]:
         return [line.decode().split() for line in await redis.lrange("ran", 0, -1)]
@@ -68,7 +68,7 @@ async def test_a_celery_worker_runs_what_is_sent_in_order_and_drops_what_expired
     assert await redis.llen(QUEUE) == 0
     assert celery_worker().count("Discarding revoked task: decode[") == 1
     # A queue of the role is read too.
-    await sender.send(DECODE_TASK, decode_task("any"), "decode", 3)
+    await sender.send(DECODE_TASK, decode_task("any"), "decode")
 
     async def role_ran() -> bool:
         return (await ran())[-1][::2] == ["any", "decode"]
@@ -77,7 +77,7 @@ async def test_a_celery_worker_runs_what_is_sent_in_order_and_drops_what_expired
 
 
 async def test_kombu_reads_it_from_the_queue(redis: Any, redis_url: str) -> None:
-    await TaskSender(redis).send(DECODE_TASK, decode_task("r"), QUEUE, 3)
+    await TaskSender(redis).send(DECODE_TASK, decode_task("r"), QUEUE)
     options = configuration(redis_url)["broker_transport_options"]
 
     def take() -> tuple[Any, Any]:
@@ -96,7 +96,7 @@ async def test_many_sends_at_once_share_round_trips_and_all_arrive(redis: Any) -
     before = (await redis.info("stats"))["total_reads_processed"]
     async with asyncio.TaskGroup() as group:
         for n in range(500):
-            group.create_task(sender.send(DECODE_TASK, decode_task(f"r{n}"), QUEUE, 3))
+            group.create_task(sender.send(DECODE_TASK, decode_task(f"r{n}"), QUEUE))
     reads = (await redis.info("stats"))["total_reads_processed"] - before
     assert await redis.llen(QUEUE) == 500
     assert reads < 100, "each was a round trip of its own"
@@ -108,16 +108,16 @@ async def test_no_redis_is_an_error_within_the_timeout() -> None:
     with redis_server() as server:
         client = connect(server.url, 0.5, name="test")
         sender = TaskSender(client)
-        await sender.send(DECODE_TASK, decode_task("r"), QUEUE, 3)
+        await sender.send(DECODE_TASK, decode_task("r"), QUEUE)
         server.stop()
         began = time.monotonic()
         answers = await asyncio.gather(
-            *(sender.send(DECODE_TASK, decode_task("r"), QUEUE, 3) for _ in range(20)), return_exceptions=True
+            *(sender.send(DECODE_TASK, decode_task("r"), QUEUE) for _ in range(20)), return_exceptions=True
         )
         assert time.monotonic() - began < 2
         assert {type(answer) for answer in answers} == {BrokerUnavailable}
         server.start()
-        await sender.send(DECODE_TASK, decode_task("again"), QUEUE, 3)
+        await sender.send(DECODE_TASK, decode_task("again"), QUEUE)
         assert await client.llen(QUEUE) == 1
         await client.aclose()
 
@@ -126,11 +126,11 @@ async def test_a_hung_redis_is_an_error_within_the_timeout_and_the_loop_runs_on(
     with redis_server() as server:
         client = connect(server.url, 0.5, name="test")
         sender = TaskSender(client)
-        await sender.send(DECODE_TASK, decode_task("r"), QUEUE, 3)
+        await sender.send(DECODE_TASK, decode_task("r"), QUEUE)
         assert server.process is not None
         os.kill(server.process.pid, signal.SIGSTOP)
         try:
-            sending = asyncio.create_task(sender.send(DECODE_TASK, decode_task("r"), QUEUE, 3))
+            sending = asyncio.create_task(sender.send(DECODE_TASK, decode_task("r"), QUEUE))
             turns = 0
             async with asyncio.timeout(3):
                 while not sending.done():
@@ -148,8 +148,8 @@ async def test_a_queue_that_is_no_list_fails_its_own_tasks_alone(redis: Any) -> 
     await redis.set("wrong", "no list")
     sender = TaskSender(redis)
     good, bad = await asyncio.gather(
-        sender.send(DECODE_TASK, decode_task("r"), QUEUE, 3),
-        sender.send(DECODE_TASK, decode_task("r"), "wrong", 3),
+        sender.send(DECODE_TASK, decode_task("r"), QUEUE),
+        sender.send(DECODE_TASK, decode_task("r"), "wrong"),
         return_exceptions=True,
     )
     assert good is None and isinstance(bad, BrokerUnavailable)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -95,21 +96,32 @@ def test_what_the_user_set_is_kept() -> None:
     [((E, P, D), None), ((P, D), None), ((E, P), "kv_producer"), ((P,), "kv_producer"), ((D,), "kv_consumer")],
 )
 def test_an_engine_transfers_blocks_when_it_has_one_half(roles: tuple[Role, ...], kv_role: str | None) -> None:
-    args = engine_args.build(settings(*roles, kv_lease_s=77.0))
+    args = engine_args.build(settings(*roles, kv_lease_s=77.0), None)
     transfer = args.kv_transfer_config
     assert (transfer.kv_role if transfer else None) == kv_role
     if transfer:
         assert transfer.kv_connector == "NixlConnector"
         assert transfer.kv_load_failure_policy == "fail"
         assert transfer.kv_connector_extra_config["kv_lease_duration"] == 77.0
-    whole = set(roles) >= {E, D}
-    assert (args.mm_processor_cache_gb == 0) == (not whole), "a cached item of a split request has no fields"
+    assert args.mm_processor_cache_gb == 0, "a cached item may be one without pixels"
+    assert args.ec_transfer_config is None
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize(
+    ("roles", "ec_role"),
+    [((E,), "ec_producer"), ((E, P), "ec_both"), ((P,), "ec_both"), ((E, D), "ec_both"), ((E, P, D), "ec_both")],
+)
+def test_embeddings_go_through_the_workers_store(roles: tuple[Role, ...], ec_role: str, tmp_path: Path) -> None:
+    transfer = engine_args.build(settings(*roles), tmp_path).ec_transfer_config
+    assert (transfer.ec_role, transfer.ec_connector_module_path) == (ec_role, "workers.ec_connector")
+    assert transfer.ec_connector_extra_config == {"directory": str(tmp_path)}
 
 
 @pytest.mark.usefixtures("vllm")
 def test_a_transfer_that_the_user_chose_is_kept() -> None:
     chosen = '--kv-transfer-config \'{"kv_connector": "ExampleConnector", "kv_role": "kv_both"}\''
-    assert engine_args.build(settings(D, args=chosen)).kv_transfer_config.kv_connector == "ExampleConnector"
+    assert engine_args.build(settings(D, args=chosen), None).kv_transfer_config.kv_connector == "ExampleConnector"
 
 
 @pytest.mark.usefixtures("vllm")
@@ -118,13 +130,13 @@ def test_engines_of_a_host_share_its_memory() -> None:
 
     if not current_platform.is_cpu():
         pytest.skip("a GPU's memory is its engine's own")
-    one = engine_args.build(settings(per_host=1)).kv_cache_memory_bytes
-    ten = engine_args.build(settings(per_host=10)).kv_cache_memory_bytes
+    one = engine_args.build(settings(per_host=1), None).kv_cache_memory_bytes
+    ten = engine_args.build(settings(per_host=10), None).kv_cache_memory_bytes
     assert 5 < one / ten < 20
-    assert engine_args.build(settings(args="--kv-cache-memory-bytes 1000")).kv_cache_memory_bytes == 1000
+    assert engine_args.build(settings(args="--kv-cache-memory-bytes 1000"), None).kv_cache_memory_bytes == 1000
 
 
 @pytest.mark.usefixtures("vllm")
 def test_a_wrong_flag_names_the_setting() -> None:
     with pytest.raises(SettingsError, match=r"TRIVET_ENGINE__ARGS.*--nonsense"):
-        engine_args.build(settings(args="--nonsense"))
+        engine_args.build(settings(args="--nonsense"), None)

@@ -11,64 +11,75 @@ E, P, D = Role.ENCODE, Role.PREFILL, Role.DECODE
 ENGINE = EngineState(vllm="0", max_model_len=10, block_size=16, kv_tokens=160)
 
 
-def record(worker_id: str, *roles: Role, draining: bool = False, incarnation: str = "1") -> WorkerRecord:
+def record(
+    worker_id: str, *roles: Role, draining: bool = False, incarnation: str = "1", media: bool = True
+) -> WorkerRecord:
     return WorkerRecord(
         id=worker_id,
         incarnation=incarnation,
         roles=frozenset(roles),
         model="m",
-        multimodal=E in roles,
+        multimodal=media,
         pid=1,
         host="h",
         concurrency=1,
         metrics="",
+        fingerprint="f",
+        spliceable=True,
         engine=ENGINE,
         started=0.0,
         draining=draining,
     )
 
 
-def fleet(*workers: tuple[Role, ...]) -> Fleet:
-    return Fleet(tuple(record(f"w{n}", *roles) for n, roles in enumerate(workers)))
+def fleet(*workers: tuple[Role, ...], media: bool = True) -> Fleet:
+    return Fleet(tuple(record(f"w{n}", *roles, media=media) for n, roles in enumerate(workers)))
 
 
 @pytest.mark.parametrize(
-    ("workers", "text", "media"),
+    ("workers", "missing"),
     [
-        ([], [D, P], [D, E, P]),
-        ([(P,)], [D], [D, E]),
-        ([(D,)], [P], [E, P]),
-        ([(E,)], [D, P], [D, P]),
-        ([(E, P)], [D], [D]),
-        ([(E, D)], [P], [P]),
-        ([(P, D)], [], [E]),
-        ([(E, P, D)], [], []),
-        ([(P,), (D,)], [], [E]),
-        ([(E, P), (D,)], [], []),
-        ([(E, P), (E, D)], [], []),
-        ([(P,), (E, D)], [], [D, E, P]),  # an encoder apart from the prefiller is no route yet
-        ([(E,), (P, D)], [], [D, E, P]),
-        ([(E, P), (P, D)], [], [D, E, P]),  # nobody takes the blocks, and who runs the whole has no encoder
-        ([(E,), (P,)], [D], [D]),
-        ([(E, P), (P, D), (D,)], [], []),
+        ([], [D, P]),
+        ([(P,)], [D]),
+        ([(D,)], [P]),
+        ([(E,)], [D, P]),
+        ([(E, P)], [D]),
+        ([(E, D)], [P]),
+        ([(P, D)], []),
+        ([(E, P, D)], []),
+        ([(P,), (D,)], []),
+        ([(E,), (P,), (D,)], []),
+        ([(E, P), (E, D)], []),
+        ([(E,), (P,)], [D]),
+        ([(E,), (P, D)], []),
     ],
 )
-def test_missing_roles(workers: list[tuple[Role, ...]], text: list[Role], media: list[Role]) -> None:
+def test_missing_roles(workers: list[tuple[Role, ...]], missing: list[Role]) -> None:
+    """An encode worker is never missing: whoever prefills media can encode them."""
     seen = fleet(*workers)
-    assert (seen.missing(media=False), seen.missing(media=True)) == (text, media)
+    assert (seen.missing(media=False), seen.missing(media=True)) == (missing, missing)
+
+
+@pytest.mark.parametrize(("workers", "missing"), [([(P, D)], [E]), ([(P,), (D,)], [E]), ([(P,)], [D])])
+def test_workers_that_take_no_media(workers: list[tuple[Role, ...]], missing: list[Role]) -> None:
+    assert fleet(*workers, media=False).missing(media=True) == missing
 
 
 SETS = [roles for size in range(1, 4) for roles in itertools.combinations(Role, size)]
 
 
+@pytest.mark.parametrize("takes_media", [False, True])
 @pytest.mark.parametrize("media", [False, True])
 @pytest.mark.parametrize("workers", list(itertools.combinations_with_replacement(SETS, 2)), ids=str)
-def test_nothing_is_missing_exactly_when_there_is_a_route(workers: tuple[tuple[Role, ...], ...], media: bool) -> None:
-    seen = fleet(*workers)
-    whole = any({P, D, *([E] if media else [])} <= set(roles) for roles in workers)
-    gives = any(P in roles and D not in roles and (E in roles or not media) for roles in workers)
+def test_nothing_is_missing_exactly_when_there_is_a_route(
+    workers: tuple[tuple[Role, ...], ...], media: bool, takes_media: bool
+) -> None:
+    seen = fleet(*workers, media=takes_media)
+    whole = any({P, D} <= set(roles) for roles in workers)
+    gives = any(P in roles and D not in roles for roles in workers)
     takes = any(D in roles and P not in roles for roles in workers)
-    assert (seen.missing(media) == []) == (whole or (gives and takes))
+    route = (whole or (gives and takes)) and (takes_media or not media)
+    assert (seen.missing(media) == []) == route
 
 
 def test_a_draining_worker_takes_nothing_new_but_is_still_known() -> None:
@@ -87,11 +98,17 @@ def test_candidates_by_role() -> None:
     def kinds(workers: list[WorkerRecord]) -> list[frozenset[Role]]:
         return [names[w.id] for w in workers]
 
-    assert kinds(seen.aggregated(media=False)) == [{E, P, D}, {P, D}]
-    assert kinds(seen.aggregated(media=True)) == [{E, P, D}]
-    assert kinds(seen.prefillers(media=False)) == [{E, P}, {P}]
-    assert kinds(seen.prefillers(media=True)) == [{E, P}]
+    for media in (False, True):
+        assert kinds(seen.aggregated(media)) == [{E, P, D}, {P, D}]
+        assert kinds(seen.prefillers(media)) == [{E, P}, {P}]
     assert kinds(seen.decoders()) == [{D}, {E, D}]
+    assert kinds(seen.encoders("f")) == [{E, D}, {E}]
+
+
+def test_encode_workers_have_to_fit() -> None:
+    """The same model and processor settings, and prompts that can be put together from items."""
+    other, whole = (record("w", E).model_copy(update=one) for one in ({"fingerprint": "g"}, {"spliceable": False}))
+    assert Fleet((other, whole, record("w", E, draining=True))).encoders("f") == []
 
 
 def test_a_fleet_is_of_one_model() -> None:

@@ -44,7 +44,7 @@ def received(sent: bytes) -> Any:
 
 
 def test_kombu_decodes_it() -> None:
-    message = received(envelope("decode", task(), "decode.agg@gpu0", "short"))
+    message = received(envelope("decode", task(), "decode.agg@gpu0"))
     args, kwargs, embed = message.decode()
     assert (args, set(embed.values())) == ([], {None})
     assert DecodeTask.model_validate(kwargs["message"]).prompt == task().prompt
@@ -60,32 +60,32 @@ def test_celery_takes_it_for_its_own() -> None:
     @app.task(name="decode")  # type: ignore[untyped-decorator]
     def decode(message: dict[str, Any]) -> None: ...
 
-    own = app.amqp.as_task_v2("id", "decode", kwargs={"message": {}}, kwargsrepr="short", ignore_result=True)
-    sent = json.loads(envelope("decode", task(), "decode", "short"))
+    own = app.amqp.as_task_v2("id", "decode", kwargs={"message": {}}, kwargsrepr="", ignore_result=True)
+    sent = json.loads(envelope("decode", task(), "decode"))
     assert set(sent["headers"]) == set(own.headers)
     message = received(json.dumps(sent).encode())
     request = Request(message, app=app, task=decode, decoded=False)
     assert (request.name, request.id) == ("decode", sent["headers"]["id"])
-    assert request.info()["hostname"] and request.kwargsrepr == "short"
+    assert request.info()["hostname"] and request.kwargsrepr == summary(task())
     assert request.kwargs["message"]["request_id"] == "chatcmpl-1.0"
 
 
 def test_every_message_has_its_own_id() -> None:
-    first, second = (json.loads(envelope("decode", task(), "q", "s")) for _ in range(2))
+    first, second = (json.loads(envelope("decode", task(), "q")) for _ in range(2))
     assert first["headers"]["id"] != second["headers"]["id"]
     assert first["properties"]["delivery_tag"] != second["properties"]["delivery_tag"]
 
 
 def test_it_expires_at_the_deadline() -> None:
     deadline = time.time() + 123.456
-    headers = json.loads(envelope("decode", task(deadline), "q", "s"))["headers"]
+    headers = json.loads(envelope("decode", task(deadline), "q"))["headers"]
     assert maybe_iso8601(headers["expires"]).timestamp() == pytest.approx(deadline, abs=1e-3)
     assert json.loads(envelope_of("decode", {}, "q", "s"))["headers"]["expires"] is None
 
 
 def test_what_flower_shows_is_short_and_nothing_that_a_user_wrote() -> None:
     message = task(stop=["a secret of the user"])
-    headers = json.loads(envelope("decode", message, "q", summary(message, len(TOKENS))))["headers"]
+    headers = json.loads(envelope("decode", message, "q"))["headers"]
     assert headers["kwargsrepr"] == "request=chatcmpl-1.0 model=m prompt=50 tokens max=16"
     assert headers["argsrepr"] == "()"
     assert not any(str(token) in json.dumps(headers) for token in TOKENS)
@@ -94,7 +94,7 @@ def test_what_flower_shows_is_short_and_nothing_that_a_user_wrote() -> None:
 
 def test_parameters_with_numbers_as_names_survive() -> None:
     """vLLM's logit_bias: token id -> bias."""
-    sent = json.loads(envelope("decode", task(logit_bias={5: -1.5}), "q", "s"))
+    sent = json.loads(envelope("decode", task(logit_bias={5: -1.5}), "q"))
     (_, kwargs, _) = json.loads(base64.b64decode(sent["body"]))
     assert kwargs["message"]["params"]["logit_bias"] == {"5": -1.5}
 
@@ -132,7 +132,7 @@ class Redis:
 
 async def sent_through(redis: Redis, queues: list[str]) -> list[BaseException | None]:
     sender = TaskSender(redis)
-    sending = [asyncio.create_task(sender.send("decode", task(), queue, 1)) for queue in queues]
+    sending = [asyncio.create_task(sender.send("decode", task(), queue)) for queue in queues]
     await asyncio.sleep(0)
     redis.gate.set()
     async with asyncio.timeout(5):
@@ -148,10 +148,10 @@ async def test_sends_of_one_tick_share_a_round_trip() -> None:
 async def test_sends_during_a_round_trip_share_the_next() -> None:
     redis = Redis()
     sender = TaskSender(redis)
-    first = asyncio.create_task(sender.send("decode", task(), "q", 1))
+    first = asyncio.create_task(sender.send("decode", task(), "q"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    rest = [asyncio.create_task(sender.send("decode", task(), "q", 1)) for _ in range(10)]
+    rest = [asyncio.create_task(sender.send("decode", task(), "q")) for _ in range(10)]
     await asyncio.sleep(0)
     redis.gate.set()
     async with asyncio.timeout(5):
@@ -178,7 +178,7 @@ async def test_an_unexpected_failure_leaves_nobody_waiting() -> None:
 async def test_a_sender_that_left_is_no_obstacle() -> None:
     redis = Redis()
     sender = TaskSender(redis)
-    leaving, staying = (asyncio.create_task(sender.send("decode", task(), "q", 1)) for _ in range(2))
+    leaving, staying = (asyncio.create_task(sender.send("decode", task(), "q")) for _ in range(2))
     await asyncio.sleep(0)
     leaving.cancel()
     redis.gate.set()

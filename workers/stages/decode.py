@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from app.errors import InvalidRequest, KVLeaseExpired
 from app.messages import DecodeTask, Delta, RenderedPrompt, joined
 from workers.host import Host
+from workers.items.ready import Ready
 
 #: vLLM's RequestOutputKind.FINAL_ONLY, as it travels.
 FINAL_ONLY = 2
@@ -18,11 +19,10 @@ FINAL_ONLY = 2
 async def run(host: Host, task: DecodeTask) -> None:
     begun = False
     try:
-        engine_input, ids = await _input(host, task)
-        async with host.budget.reserve(_reach(host, task, engine_input)):
+        async with _ready(host, task) as ready, host.budget.reserve(_reach(host, task, ready)):
             kv = _blocks(task)
             begun = True
-            async with aclosing(_deltas(host, task, engine_input, ids, kv)) as deltas:
+            async with aclosing(_deltas(host, task, ready, kv)) as deltas:
                 await (_send_whole if _whole(task) else _send)(host, task, deltas)
     finally:
         if not begun:
@@ -35,26 +35,31 @@ async def refuse(host: Host, task: DecodeTask) -> None:
         await host.engine.reject(task.request_id, task.kv.params)
 
 
-async def _input(host: Host, task: DecodeTask) -> tuple[Any, list[int] | None]:
-    """The engine's input, and the prompt's tokens if the API does not know them yet."""
+@asynccontextmanager
+async def _ready(host: Host, task: DecodeTask) -> AsyncIterator[Ready]:
+    """The prompt as this engine takes it: rendered by a prefill worker, or to be put together here."""
+    from workers import rendered
+
     if isinstance(task.prompt, RenderedPrompt):
-        return host.engine.input_of(task.prompt), task.prompt.token_ids if task.prompt.items else None
-    engine_input = await host.engine.render(task.prompt)
-    return engine_input, list(engine_input["prompt_token_ids"]) if task.prompt.media else None
+        yield Ready(task.prompt, rendered.engine_input(task.prompt))
+    else:
+        async with host.prompts.ready(task, task.prompt) as ready:
+            yield ready
 
 
-async def _deltas(
-    host: Host, task: DecodeTask, engine_input: Any, ids: list[int] | None, kv: dict[str, Any] | None
-) -> AsyncGenerator[Delta, None]:
+async def _deltas(host: Host, task: DecodeTask, ready: Ready, kv: dict[str, Any] | None) -> AsyncGenerator[Delta, None]:
     """The engine's steps; the first one with what the API cannot know of the prompt."""
     from workers import outputs, rendered
 
     seq = 0
-    async for output in host.engine.generate(engine_input, task, kv):
+    async for output in host.engine.generate(ready.engine_input, task, kv):
         delta = outputs.delta(output, task.request_id, task.attempt, seq)
-        if seq == 0:
-            delta.prompt_token_ids, delta.media_tokens = ids, rendered.media_tokens(engine_input) or None
+        if seq == 0 and ready.prompt.items:
+            delta.prompt_token_ids = ready.prompt.token_ids
+            delta.media_tokens = rendered.media_tokens(ready.engine_input)
         yield delta
+        if seq == 0:
+            await ready.encoded()
         seq += 1
 
 
@@ -76,10 +81,10 @@ def _whole(task: DecodeTask) -> bool:
     return task.kv is not None and task.params.get("output_kind") == FINAL_ONLY
 
 
-def _reach(host: Host, task: DecodeTask, engine_input: Any) -> int:
+def _reach(host: Host, task: DecodeTask, ready: Ready) -> int:
     """The most tokens that the request can come to hold in the KV cache."""
     answer = task.params.get("max_tokens") or host.engine.max_model_len
-    return min(len(engine_input["prompt_token_ids"]) + int(answer), host.engine.max_model_len)
+    return min(len(ready.prompt.token_ids) + int(answer), host.engine.max_model_len)
 
 
 def _blocks(task: DecodeTask) -> dict[str, Any] | None:

@@ -1,0 +1,173 @@
+"""Items that this worker encodes itself: from a reference to what its engine takes, and to what others are told."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from app.errors import (
+    BrokerUnavailable,
+    EncodeFailed,
+    Failure,
+    MediaExpired,
+    TensorExpired,
+    TensorMissing,
+    TrivetError,
+)
+from app.items import ItemRecord
+from app.items.index import ItemIndex
+from app.messages import Assignment, MediaRef, Modality
+from app.tensors.plane import TensorPlane
+from workers import media_loading
+from workers.engine import Engine
+from workers.items.local import LocalItems, Spawn
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Width:
+    """What the engine's encoder gives for each placeholder token: `width` values of `dtype`."""
+
+    width: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class ItemSource:
+    """What records say of where they come from: the model, its revision, its processor settings."""
+
+    model: str
+    revision: str | None
+    processor: dict[str, object]
+
+
+@dataclass
+class OwnItem:
+    """An item on its way through this worker's encoder. `alone` is a prompt of the item only, as the engine takes it,
+    `kwargs` the item's processor outputs with its pixels, to be put into another prompt.
+
+    `reserved` says that there is room for the embedding, which the engine has still to write, and `stored` that it has;
+    `claimed` that others wait for this worker to encode it; `announced` that they know.
+    """
+
+    record: ItemRecord
+    alone: Any
+    kwargs: Any
+    reserved: bool = False
+    stored: bool = False
+    claimed: bool = False
+    announced: bool = False
+
+
+class ItemEncoder:
+    """`widths` by modality; made by the self-check at the start."""
+
+    def __init__(
+        self,
+        me: Assignment,
+        engine: Engine,
+        plane: TensorPlane,
+        local: LocalItems,
+        index: ItemIndex,
+        source: ItemSource,
+        spawn: Spawn,
+    ) -> None:
+        self.widths: dict[Modality, Width] = {}
+        self._me = me
+        self._engine = engine
+        self._plane = plane
+        self._local = local
+        self._index = index
+        self._source = source
+        self._spawn = spawn
+
+    def fits(self, record: ItemRecord) -> bool:
+        """Whether the engine can use an embedding of this record: another width would be its end."""
+        own = self.widths.get(record.modality)
+        return own is None or own.width == record.width
+
+    async def load(self, ref: MediaRef) -> Any:
+        """The decoded medium. Raises MediaRefused, MediaExpired, TensorError."""
+        try:
+            content = await self._plane.read(ref.source)
+        except (TensorMissing, TensorExpired) as error:
+            raise MediaExpired("the media expired before a worker read them; send the request again") from error
+        return await asyncio.to_thread(media_loading.load, ref, content, self._engine.renderer.media_io_kwargs)
+
+    async def prepare(self, ref: MediaRef) -> OwnItem:
+        """Read, decode and render the item, and make room for its embedding; the caller holds it in the store."""
+        alone = await self._engine.renderer.item(ref, await self.load(ref))
+        width = self.widths[ref.modality]
+        record = alone.record(
+            width=width.width, dtype=width.dtype, worker=self._me.worker, **dataclasses.asdict(self._source)
+        )
+        own = OwnItem(record, alone.engine_input, alone.kwargs)
+        own.reserved = self._local.reserve(record)
+        return own
+
+    async def announce(self, own: OwnItem) -> None:
+        """The engine has seen the item: whoever waits for it may have it.
+
+        Raises EncodeFailed if it was not kept, or what `LocalItems.publish` raises.
+        """
+        if own.announced:
+            return
+        if own.reserved:
+            own.reserved = False
+            own.stored = self._local.commit(own.record)
+        if not own.stored:
+            raise EncodeFailed("the engine saved no embedding: their cache is full or too small, or KV blocks had all")
+        await self._local.publish(own.record)
+        own.announced = True
+
+    async def share(self, own: OwnItem) -> None:
+        """Announce an item that was encoded with a prompt, whose answer does not depend on it.
+
+        If that fails, those who wait for it are told to look elsewhere.
+        """
+        try:
+            await self.announce(own)
+        except TrivetError as error:
+            log.info("item %s of a prompt is not shared: %s: %s", own.record.identity, error.code, error.message)
+            if own.claimed:
+                own.claimed = False
+                await self.give_up(own.record.identity, None)
+
+    def drop(self, own: OwnItem) -> None:
+        """Its prompt is over. What the engine has written by now is shared all the same: it is of use to others."""
+        if not own.announced and (own.reserved or own.stored or own.claimed):
+            self._spawn(self.share(own))
+
+    def abandon(self, own: OwnItem) -> None:
+        """Give its room back, if nothing came of it."""
+        if own.reserved:
+            own.reserved = False
+            self._local.abandon(own.record.identity)
+
+    def leave(self, identity: str, error: BaseException | None) -> None:
+        """This worker does not encode the item after all: see `reason`. It is said even if the caller is cancelled."""
+        self._spawn(self.give_up(identity, reason(error)))
+
+    async def give_up(self, identity: str, failure: Failure | None, owner: Assignment | None = None) -> None:
+        """Others who wait for the item must look for another way. The claim is this worker's, or `owner`'s."""
+        try:
+            await self._index.give_up(identity, owner or self._me, failure)
+        except BrokerUnavailable as error:
+            log.warning("item %s stays claimed until the claim runs out: %s", identity, error)
+
+
+def reason(error: BaseException | None) -> Failure | None:
+    """What those are told who wait for an item that was not encoded because of the error.
+
+    None, which is "look again", where neither item nor worker is at fault: it was one request that ended, or whose
+    bytes are gone, and others have their own.
+    """
+    if error is None or isinstance(error, asyncio.CancelledError | MediaExpired):
+        return None
+    if isinstance(error, TrivetError):
+        return error.failure()
+    return EncodeFailed(f"the worker that was to encode it failed ({type(error).__name__}; see its log)").failure()
