@@ -1,0 +1,202 @@
+"""Where media lie in the body of each API, and how a reference takes the place of one.
+
+A shape yields whatever is not plain text, known or not: what an endpoint does not take is refused, never passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+from app.errors import InvalidRequest, MediaRefused
+from app.messages import Modality
+
+Part = dict[str, Any]
+
+#: Content parts with a medium, and its kind. The part has the URL under the same name.
+MEDIA_PARTS: dict[str, Modality] = {"image_url": "image", "video_url": "video"}
+#: Content parts that hold no media.
+TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+#: Embeddings that a client made: of the wrong shape they end an engine, and nothing tells whose they are.
+EMBEDS = frozenset({"image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"})
+#: What vLLM's chat parser may take for a medium, whatever the part says that it is.
+MEDIA_FIELDS = EMBEDS | {"image_url", "video_url", "audio_url", "input_audio", "input_image", "image_pil"}
+
+
+class Medium(NamedTuple):
+    """What a client sent. `param` is the field that has it."""
+
+    url: str
+    modality: Modality
+    param: str
+
+
+class Shape(Protocol):
+    """One API's way to write media."""
+
+    def parts(self, body: dict[str, Any]) -> Iterator[tuple[str, Part]]:
+        """(path, part) of every part that is not text. Wrong shapes are left to the request model."""
+
+    def read(self, path: str, part: Part) -> Medium:
+        """Raises MediaRefused when the part is none that the endpoint takes."""
+
+    def write(self, part: Part, url: str) -> None:
+        """Leave nothing in the part but the reference."""
+
+
+class ChatParts:
+    """`messages[].content[]` of `image_url` and `video_url` parts."""
+
+    def parts(self, body: dict[str, Any]) -> Iterator[tuple[str, Part]]:
+        for path, message in _objects(body.get("messages"), "messages"):
+            for at, part in _objects(message.get("content"), f"{path}.content"):
+                if _is_media(part, at, MEDIA_PARTS):
+                    yield at, part
+
+    def read(self, path: str, part: Part) -> Medium:
+        kind = part["type"]
+        modality = MEDIA_PARTS.get(kind)
+        if modality is None:
+            raise _unsupported(path, MEDIA_PARTS)
+        url = part.get(kind)
+        url = url.get("url") if isinstance(url, dict) else url
+        if not isinstance(url, str):
+            raise MediaRefused(f"{kind} needs a url", param=f"{path}.{kind}")
+        return Medium(url, modality, f"{path}.{kind}")
+
+    def write(self, part: Part, url: str) -> None:
+        kind = part["type"]
+        part.clear()
+        part.update({"type": kind, kind: {"url": url}})
+
+
+class ResponsesParts:
+    """`input_image` parts, in the content of `input[]` messages and in the output of tools."""
+
+    #: Kinds of the parts, and where they may have a URL.
+    kinds: dict[str, Modality] = {"input_image": "image"}
+    #: What `input[]` may have: other kinds are the work of tools that this server doesn't have.
+    items = frozenset(
+        {"message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"}
+    )
+    texts = TEXT_PARTS | {"reasoning_text", "summary_text"}
+
+    def parts(self, body: dict[str, Any]) -> Iterator[tuple[str, Part]]:
+        for path, item in _objects(body.get("input"), "input"):
+            if item.get("type") not in (None, *self.items):
+                raise InvalidRequest("this kind of input item is not supported", param=f"{path}.type")
+            for name in ("content", "output"):
+                for at, part in _objects(item.get(name), f"{path}.{name}"):
+                    if _is_media(part, at, self.kinds, texts=self.texts, fields=frozenset({"image_url"})):
+                        yield at, part
+
+    def read(self, path: str, part: Part) -> Medium:
+        modality = self.kinds.get(part["type"])
+        if modality is None:
+            raise _unsupported(path, self.kinds)
+        url = part.get("image_url")
+        if not isinstance(url, str):
+            raise MediaRefused("input_image needs an image_url (files are not kept here)", param=f"{path}.image_url")
+        return Medium(url, modality, f"{path}.image_url")
+
+    def write(self, part: Part, url: str) -> None:
+        part.clear()
+        part.update({"type": "input_image", "image_url": url, "detail": "auto"})
+
+
+class MessagesParts:
+    """Anthropic's `image` blocks, in messages and in the results of tools."""
+
+    texts = frozenset(
+        {"text", "tool_use", "tool_reference", "thinking", "redacted_thinking", "tool_addition", "tool_removal"}
+    )
+
+    def parts(self, body: dict[str, Any]) -> Iterator[tuple[str, Part]]:
+        for at, block in _objects(body.get("system"), "system"):
+            if block.get("type") != "text":
+                raise MediaRefused("the system prompt can only be text", param=at)
+        for path, message in _objects(body.get("messages"), "messages"):
+            yield from self._blocks(message.get("content"), f"{path}.content", message.get("role"))
+
+    def _blocks(self, blocks: Any, path: str, role: Any) -> Iterator[tuple[str, Part]]:
+        for at, block in _objects(blocks, path):
+            if block.get("type") == "tool_result":
+                yield from self._blocks(block.get("content"), f"{at}.content", role)
+            elif _is_media(block, at, {"image": "image"}, texts=self.texts, fields=frozenset()):
+                if role != "user":  # elsewhere vLLM passes over it
+                    raise MediaRefused("only messages of the user can have images", param=at)
+                yield at, block
+
+    def read(self, path: str, part: Part) -> Medium:
+        source = part.get("source") if part["type"] == "image" else None
+        if part["type"] != "image":
+            raise _unsupported(path, {"image": "image"})
+        if not isinstance(source, dict) or source.get("type") not in ("base64", "url"):
+            raise MediaRefused("an image needs a source of type base64", param=f"{path}.source")
+        url = source.get("url") if source["type"] == "url" else _data_url(source)
+        if not isinstance(url, str):
+            raise MediaRefused("the image's source has no data", param=f"{path}.source")
+        return Medium(url, "image", f"{path}.source")
+
+    def write(self, part: Part, url: str) -> None:
+        part.clear()
+        part.update({"type": "image", "source": {"type": "url", "url": url}})
+
+
+class NoParts:
+    """A body without a place for media."""
+
+    def parts(self, body: dict[str, Any]) -> Iterator[tuple[str, Part]]:
+        yield from ()
+
+    def read(self, path: str, part: Part) -> Medium:
+        raise AssertionError("no part to read")
+
+    def write(self, part: Part, url: str) -> None:
+        raise AssertionError("no part to write")
+
+
+CHAT, RESPONSES, MESSAGES, NONE = ChatParts(), ResponsesParts(), MessagesParts(), NoParts()
+
+
+def _objects(found: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for at, one in enumerate(found if isinstance(found, list) else []):
+        if isinstance(one, dict):
+            yield f"{path}[{at}]", one
+
+
+def _is_media(
+    part: Part,
+    path: str,
+    kinds: dict[str, Modality],
+    *,
+    texts: frozenset[str] = TEXT_PARTS,
+    fields: frozenset[str] = frozenset(),
+) -> bool:
+    """`fields`: further places where a part with a medium may have it."""
+    kind = part.get("type")
+    if not isinstance(kind, str):
+        raise InvalidRequest("a content part needs a type", param=f"{path}.type")
+    if kind in EMBEDS:
+        raise MediaRefused("embeddings are not taken from clients; send the medium itself", param=f"{path}.{kind}")
+    if kind not in texts and kind not in kinds:
+        return True  # to be refused, whatever is in it
+    allowed = {kind, *fields} if kind in kinds else {kind}
+    for name in sorted(MEDIA_FIELDS & part.keys() - allowed):
+        if part.pop(name) is not None:
+            raise MediaRefused(f"a content part of type {kind} cannot have this field", param=f"{path}.{name}")
+    return kind in kinds
+
+
+def _unsupported(path: str, kinds: dict[str, Modality]) -> MediaRefused:
+    known = " and ".join(kinds)
+    return MediaRefused(
+        f"this kind of content part is not supported; {known} {'are' if len(kinds) > 1 else 'is'}", param=path
+    )
+
+
+def _data_url(source: dict[str, Any]) -> str | None:
+    data, media_type = source.get("data"), source.get("media_type", "image/jpeg")
+    if not isinstance(data, str) or not isinstance(media_type, str):
+        return None
+    return f"data:{media_type};base64,{data}"
