@@ -129,6 +129,12 @@ class ApiSettings(Section):
     """Most requests in flight in one API process; more get 429."""
     max_body_mb: float = Field(64.0, gt=0)
     """Largest request body, in MB; larger ones get 413 before they are parsed."""
+    tool_call_parser: str | None = None
+    """vLLM's parser for the model's tool calls, by its name; the one that the model tells when not given."""
+    enable_auto_tool_choice: bool | None = None
+    """Let the model choose whether it calls tools. Not given: where there is a parser for tool calls."""
+    reasoning_parser: str | None = None
+    """vLLM's parser for the model's reasoning, by its name; API and workers need the same one."""
     lease_s: float = Field(10.0, gt=0)
     """An API process without a heartbeat for so long counts as gone, and its requests are cancelled."""
 

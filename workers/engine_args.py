@@ -69,6 +69,8 @@ def build(settings: Settings, embeddings: Path | None) -> Any:
     if current_platform.is_cpu():
         prepare_cpu(settings)
     args = vllm_args.parse(settings.model, flags(settings))
+    # A grammar must not begin before the reasoning has ended, and only the parser knows when.
+    args.reasoning_parser = settings.api.reasoning_parser or args.reasoning_parser
     if current_platform.is_cpu():
         _cpu_defaults(args, settings)
     _transfer(args, settings)

@@ -46,6 +46,14 @@ def up(
     api_port: Annotated[int | None, typer.Option(help="Port of the API.")] = None,
     flower_port: Annotated[int | None, typer.Option(help="Port of Flower.")] = None,
     no_flower: Annotated[bool, typer.Option("--no-flower", help="Do without the dashboard.")] = False,
+    tool_call_parser: Annotated[str | None, typer.Option(help="vLLM's parser for the model's tool calls.")] = None,
+    enable_auto_tool_choice: Annotated[
+        bool | None,
+        typer.Option(
+            "--enable-auto-tool-choice/--no-enable-auto-tool-choice", help="Let the model choose to call tools."
+        ),
+    ] = None,
+    reasoning_parser: Annotated[str | None, typer.Option(help="vLLM's parser for the model's reasoning.")] = None,
     redis_url: Annotated[
         str | None, typer.Option(help="Redis to use; one is started if none answers on loopback.")
     ] = None,
@@ -86,10 +94,14 @@ def load(context: typer.Context) -> Settings:
 TOP_LEVEL = ("model", "served_model_name", "enable_multimodal", "multimodal_embedding_cache_capacity_gb")
 
 
+#: Flags that are settings of the same name, of the section `api`.
+API = ("host", "tool_call_parser", "enable_auto_tool_choice", "reasoning_parser")
+
+
 def flags(params: dict[str, Any]) -> dict[str, Any]:
     """The settings that the command line gave, as a tree."""
     tree: dict[str, Any] = {key: params[key] for key in TOP_LEVEL}
-    tree["api"] = {"host": params["host"], "port": params["api_port"]}
+    tree["api"] = {"port": params["api_port"]} | {key: params[key] for key in API}
     tree["flower"] = {"port": params["flower_port"], "enabled": False if params["no_flower"] else None}
     tree["redis"] = {"broker_url": params["redis_url"]}
     return _given(tree)

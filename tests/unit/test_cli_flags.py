@@ -70,6 +70,14 @@ def test_unknown_flags_become_engine_arguments_and_known_ones_settings() -> None
     assert (found["engine.prefill_args"]["value"], found["engine.prefill_args"]["source"]) == ("", "default")
 
 
+def test_flags_of_vllms_front_end_are_settings_of_the_api() -> None:
+    found = told("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--no-enable-auto-tool-choice")
+    assert found["api.tool_call_parser"]["value"] == "hermes"
+    assert found["api.reasoning_parser"]["value"] == "qwen3"
+    assert found["api.enable_auto_tool_choice"]["value"] is False
+    assert found["engine.args"]["value"] == ""
+
+
 def test_engine_flags_come_after_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIVET_ENGINE__ARGS", "--dtype half --max-model-len 1")
     assert told("--max-model-len", "2")["engine.args"]["value"] == "--dtype half --max-model-len 1 --max-model-len 2"
