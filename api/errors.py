@@ -1,4 +1,4 @@
-"""Every error that a client sees: OpenAI's error object, under 4 KB, without an echo of the input."""
+"""Every error that a client sees: OpenAI's error object (Anthropic's for its API), under 4 KB, without the input."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from api import anthropic_errors
 from app.errors import Failure, InvalidRequest, TrivetError
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ MAX_DETAILS = 5
 TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict", "body"})
 #: Statuses that openai's clients would try again although the same request will fail again.
 NOT_WORTH_RETRYING = frozenset({500, 504})
+UNEXPECTED = Failure(500, "internal_error", "internal error (see the API's log)")
 
 
 def body(failure: Failure) -> bytes:
@@ -38,18 +40,30 @@ def body(failure: Failure) -> bytes:
     return orjson.dumps({"error": error})
 
 
-def response(failure: Failure) -> Response:
+def response(failure: Failure, path: str = "") -> Response:
+    """The answer to a request for `path`, in the shape that its clients read."""
     headers = {}
     if failure.retry_after_s is not None:
         headers["Retry-After"] = str(failure.retry_after_s)
     if failure.status in NOT_WORTH_RETRYING:
         headers["x-should-retry"] = "false"
-    return Response(body(failure), failure.status, headers, media_type="application/json")
+    content = anthropic_body(failure) if anthropic_errors.wanted(path) else body(failure)
+    return Response(content, failure.status, headers, media_type="application/json")
 
 
 def frame(failure: Failure) -> str:
     """The error as the last event of a stream whose status has been sent."""
     return f"data: {body(failure).decode()}\n\ndata: [DONE]\n\n"
+
+
+def anthropic_body(failure: Failure) -> bytes:
+    """The error object of Anthropic's API as JSON."""
+    return anthropic_errors.body(failure, _cut(failure.message, MAX_MESSAGE))
+
+
+def anthropic_frame(failure: Failure) -> str:
+    """The error as the last event of a stream of Anthropic's API."""
+    return f"event: error\ndata: {anthropic_body(failure).decode()}\n\n"
 
 
 def invalid(error: ValidationError | RequestValidationError) -> Failure:
@@ -81,27 +95,27 @@ def install(app: FastAPI) -> None:
     """Answer every exception of every route in this shape."""
 
     @app.exception_handler(TrivetError)
-    async def trivet_error(_: Request, error: TrivetError) -> Response:
-        return response(error.failure())
+    async def trivet_error(request: Request, error: TrivetError) -> Response:
+        return response(error.failure(), request.scope["path"])
 
     @app.exception_handler(ValidationError)
-    async def validation_error(_: Request, error: ValidationError) -> Response:
-        return response(invalid(error))
+    async def validation_error(request: Request, error: ValidationError) -> Response:
+        return response(invalid(error), request.scope["path"])
 
     @app.exception_handler(RequestValidationError)
-    async def request_validation_error(_: Request, error: RequestValidationError) -> Response:
-        return response(invalid(error))
+    async def request_validation_error(request: Request, error: RequestValidationError) -> Response:
+        return response(invalid(error), request.scope["path"])
 
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> Response:
+    async def http_error(request: Request, error: HTTPException) -> Response:
         if isinstance(error.__cause__, TrivetError):  # what FastAPI makes of one while it reads a body
-            return response(error.__cause__.failure())
+            return response(error.__cause__.failure(), request.scope["path"])
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-        answer = response(Failure(error.status_code, code, str(error.detail)))
+        answer = response(Failure(error.status_code, code, str(error.detail)), request.scope["path"])
         answer.headers.update(error.headers or {})  # Allow, of a 405
         return answer
 
     @app.exception_handler(Exception)
-    async def unexpected(_: Request, error: Exception) -> Response:
+    async def unexpected(request: Request, error: Exception) -> Response:
         log.exception("unexpected error", exc_info=error)
-        return response(Failure(500, "internal_error", "internal error (see the API's log)"))
+        return response(UNEXPECTED, request.scope["path"])

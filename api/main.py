@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import errors
-from api.middleware import BodyLimit, RequestId
+from api import errors, middleware, openapi_security
 from api.routes import chat, health, metrics, models
-from app import logs, settings
+from app import api_keys, logs, settings
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +27,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     except Exception as error:
         log.critical("the API cannot start: %s: %s", type(error).__name__, error)
         raise
-    log.info("API %s is ready for %s", app.state.services.id, chosen.served_name)
+    keys = "one has to send a key" if api_keys.read(chosen.api) else "no keys are set: whoever reaches it may use it"
+    log.info("API %s is ready for %s; %s", app.state.services.id, chosen.served_name, keys)
     try:
         yield
     finally:
@@ -36,13 +36,13 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def create() -> FastAPI:
-    logs.configure(settings.current().log_level)
+    chosen = settings.current()
+    logs.configure(chosen.log_level)
     made = FastAPI(
         title="Trivet", description="OpenAI-compatible API over encode, prefill and decode workers.", lifespan=lifespan
     )
-    # Outermost last: the id is there for every answer, refusals included.
-    made.add_middleware(BodyLimit, max_bytes=lambda: int(settings.current().api.max_body_mb * 1e6))
-    made.add_middleware(RequestId)
+    if middleware.install(made, chosen.api):
+        openapi_security.describe(made, chosen.api.open_metrics)
     errors.install(made)
     for part in (chat, models, health, metrics):
         made.include_router(part.router)

@@ -60,6 +60,13 @@ class MultimodalDisabled(InvalidRequest):
     code = "multimodal_disabled"
 
 
+class InvalidApiKey(TrivetError):
+    """No API key came with the request, or one that is not known."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
 class ModelNotFound(TrivetError):
     status = 404
     code = "model_not_found"

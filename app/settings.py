@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, TomlConfigSettingsSource
 from pydantic_settings import PydanticBaseSettingsSource as Source
 
@@ -23,6 +23,13 @@ ENV_PREFIX = "TRIVET_"
 ENV_DELIMITER = "__"
 CONFIG_VARIABLE = "TRIVET_CONFIG"
 DEFAULT_CONFIG = "trivet.toml"
+
+#: What an HTTP header can hold as one word.
+KEY = re.compile(r"[!-+\--~]{1,512}")
+#: As browsers send it.
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,?#@A-Z]+")
+#: Settings whose values nobody but the API gets to see.
+SECRETS = ("api.api_keys", "api.admin_key")
 
 
 class SettingsError(ValueError):
@@ -77,6 +84,15 @@ class EngineSettings(Section):
     """Microseconds that NIXL's progress thread sleeps between two looks; 0 spins, which takes a core per engine."""
     start_timeout_s: float = Field(1800.0, gt=0)
     """Longest start of an engine, loading and compiling included."""
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _check_key(key: SecretStr) -> None:
+    if not KEY.fullmatch(key.get_secret_value()):
+        raise ValueError("a key is printable ASCII without spaces and commas, 512 characters at most")
 
 
 class WorkerSettings(Section):
@@ -137,6 +153,43 @@ class ApiSettings(Section):
     """vLLM's parser for the model's reasoning, by its name; API and workers need the same one."""
     lease_s: float = Field(10.0, gt=0)
     """An API process without a heartbeat for so long counts as gone, and its requests are cancelled."""
+    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    """Keys that open the API, comma-separated. With none here and none in `api_keys_file` it is open to everybody."""
+    api_keys_file: str | None = None
+    """File with further keys, one a line; `#` begins a comment. Read at the start."""
+    admin_key: SecretStr | None = None
+    """The key of `/admin/`, which opens nothing else. Not given: there is no such endpoint."""
+    open_metrics: bool = False
+    """Answer `/metrics` without a key, too."""
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    """Web sites whose pages may use the API, comma-separated origins: `https://chat.example.com`; `*` is every one."""
+
+    @field_validator("api_keys", "cors_origins", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return _words(value) if isinstance(value, str) else value
+
+    @field_validator("api_keys")
+    @classmethod
+    def _usable(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        for one in value:
+            _check_key(one)
+        return value
+
+    @field_validator("admin_key")
+    @classmethod
+    def _usable_admin(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            _check_key(value)
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for one in value:
+            if one != "*" and not ORIGIN.fullmatch(one):
+                raise ValueError(f"{one!r} is no origin: write scheme://host or scheme://host:port, without a path")
+        return value
 
 
 class MediaSettings(Section):
@@ -279,14 +332,23 @@ def use(settings: Settings) -> None:
 def environment(settings: Settings, *, everything: bool = False) -> dict[str, str]:
     """The variables that give a child process these settings: what differs from the defaults, or `everything`.
 
-    With everything no settings file of the child's can differ; what is None has no variable.
+    With everything no settings file of the child's can differ; what is None has no variable. Nor has a secret: see
+    `secrets`.
     """
     variables: dict[str, str] = {}
     for path, value in leaves(settings.model_dump(mode="json", exclude_defaults=not everything)).items():
-        if value is None:
+        if value is None or path in SECRETS:
             continue
         variables[variable(path)] = ",".join(sorted(value)) if isinstance(value, list) else _text(value)
     return variables
+
+
+def secrets(settings: Settings) -> dict[str, str]:
+    """The variables that `environment` leaves out: for the API's process alone."""
+    api = settings.api
+    admin = api.admin_key.get_secret_value() if api.admin_key else ""
+    values = (",".join(one.get_secret_value() for one in api.api_keys), admin)
+    return {variable(path): value for path, value in zip(SECRETS, values, strict=True) if value}
 
 
 def variable(path: str) -> str:
@@ -320,9 +382,11 @@ def _text(value: Any) -> str:
 
 def _explain(error: Any) -> str:
     path = ".".join(part for part in error["loc"] if isinstance(part, str))
+    message = error["msg"].removeprefix("Value error, ")
+    if path in SECRETS or error["type"] == "extra_forbidden":  # a key, or perhaps one under a name that is misspelt
+        return f"{path} ({variable(path)}): {message}"
     # A URL's password is nobody's business.
     given = re.sub(r"://[^/@\s]*@", "://***@", repr(error.get("input")))
-    message = error["msg"].removeprefix("Value error, ")
     return f"{path} ({variable(path)}): {message}; given: {given}"
 
 

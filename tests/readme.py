@@ -104,7 +104,7 @@ def rows(table: str) -> list[list[str]]:
 
 
 def _default(value: object) -> str:
-    if value is None or value == "":
+    if value in (None, "", []):
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import mimetypes
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -62,7 +63,13 @@ class Conversation:
 def chat(
     prompt: Annotated[str | None, typer.Argument(help="The question; without one, a talk.")] = None,
     image: Annotated[list[Path] | None, typer.Option(help="A picture to ask about; may be given again.")] = None,
-    url: Annotated[str | None, typer.Option(help="The API; that of the running `trivet up` if not given.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="The API; that of the running `trivet up` if not given, with a key from the settings. "
+            "Another one's key comes from OPENAI_API_KEY."
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="The model; the server's first if not given.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="0: always the likeliest token.")] = None,
@@ -71,11 +78,14 @@ def chat(
     """Talk to a model and see the answer as it streams."""
     import httpx
 
+    from app import api_keys
+
     options = {"max_tokens": max_tokens, "temperature": temperature}
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     base = (url or _running_url(name)).rstrip("/").removesuffix("/v1")
+    headers = api_keys.headers(_key(url))
     try:
-        with httpx.Client(base_url=base, timeout=timeout) as client:
+        with httpx.Client(base_url=base, timeout=timeout, headers=headers) as client:
             talk = Conversation(
                 client, model or _first_model(client), {k: v for k, v in options.items() if v is not None}
             )
@@ -179,6 +189,15 @@ def _running_url(name: str) -> str:
         return state.api_url
     chosen = settings.load().api
     return f"http://{chosen.host}:{chosen.port}"
+
+
+def _key(url: str | None) -> str | None:
+    """What opens the API. Keys of our own settings are for our own API alone."""
+    from app import api_keys, settings
+
+    if url is not None:
+        return os.environ.get("OPENAI_API_KEY")
+    return next(iter(api_keys.read(settings.load().api)), None)
 
 
 def _first_model(client: httpx.Client) -> str:

@@ -42,7 +42,7 @@ def config(
 
 
 def rows(settings: Settings, flags: dict[str, Any]) -> list[Row]:
-    """All settings with their sources, given the flags' part of them. Passwords in URLs are left out."""
+    """All settings with their sources, given the flags' part of them. Passwords in URLs and keys are left out."""
     from app import settings as module
     from app.redis import redacted
 
@@ -52,6 +52,11 @@ def rows(settings: Settings, flags: dict[str, Any]) -> list[Row]:
     filed = module.leaves(tomllib.loads(path_of_file.read_text())) if path_of_file.is_file() else {}
     set_here = {name.upper() for name, value in os.environ.items() if value}
 
+    def shown(path: str, value: Any) -> Any:
+        if path in module.SECRETS:
+            return "***" if value else value
+        return redacted(value) if path.endswith("_url") and value else value
+
     def source(path: str) -> str:
         if path in flagged:
             return "flag"
@@ -60,9 +65,7 @@ def rows(settings: Settings, flags: dict[str, Any]) -> list[Row]:
         return str(path_of_file) if path in filed else "default"
 
     return [
-        Row(path, redacted(value) if path.endswith("_url") and value else value, source(path), meaning)
-        for path, meaning in module.known().items()
-        for value in [_plain(values[path])]
+        Row(path, shown(path, _plain(values[path])), source(path), meaning) for path, meaning in module.known().items()
     ]
 
 

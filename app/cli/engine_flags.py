@@ -14,6 +14,9 @@ _FLAG = re.compile(r"-{1,2}[A-Za-z]")
 _OF_ROLE = re.compile(rf"--({'|'.join(Role)})\.(.+)")
 
 COMMON = "args"
+#: vLLM's server takes it on its command line, which every user of the host can read.
+API_KEY = ("--api-key", "--api_key", "--api-keys")
+KEYS_GO = "set TRIVET_API__API_KEYS, or name a file with --api-keys-file"
 
 
 def split(arguments: Sequence[str]) -> dict[str, str]:
@@ -25,6 +28,8 @@ def split(arguments: Sequence[str]) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     key: str | None = None
     for word in arguments:
+        if word.partition("=")[0] in API_KEY:
+            raise typer.BadParameter(f"{word.partition('=')[0]}: a key in a command line is public; {KEYS_GO}")
         if role := _OF_ROLE.fullmatch(word):
             key, word = f"{role[1]}_args", f"--{role[2]}"
         elif _FLAG.match(word):

@@ -46,6 +46,7 @@ def up(
     api_port: Annotated[int | None, typer.Option(help="Port of the API.")] = None,
     flower_port: Annotated[int | None, typer.Option(help="Port of Flower.")] = None,
     no_flower: Annotated[bool, typer.Option("--no-flower", help="Do without the dashboard.")] = False,
+    api_keys_file: Annotated[str | None, typer.Option(help="File with the keys that open the API, one a line.")] = None,
     tool_call_parser: Annotated[str | None, typer.Option(help="vLLM's parser for the model's tool calls.")] = None,
     enable_auto_tool_choice: Annotated[
         bool | None,
@@ -95,7 +96,7 @@ TOP_LEVEL = ("model", "served_model_name", "enable_multimodal", "multimodal_embe
 
 
 #: Flags that are settings of the same name, of the section `api`.
-API = ("host", "tool_call_parser", "enable_auto_tool_choice", "reasoning_parser")
+API = ("host", "api_keys_file", "tool_call_parser", "enable_auto_tool_choice", "reasoning_parser")
 
 
 def flags(params: dict[str, Any]) -> dict[str, Any]:
@@ -115,6 +116,7 @@ def _given(tree: dict[str, Any]) -> dict[str, Any]:
 def _order(
     settings: Settings, topology: str, replicas: str | None, gpus: str | None, name: str, timeout: float | None
 ) -> Order:
+    from app import api_keys
     from app.launch import gpus as devices
     from app.launch import plan
     from app.launch.errors import LaunchError
@@ -132,7 +134,8 @@ def _order(
         for one in engines
         if one.sharers > 1
     ]
-    return Order(topology, engines, timeout or settings.engine.start_timeout_s, tuple(dict.fromkeys(warnings)))
+    key = next(iter(api_keys.read(settings.api)), None)
+    return Order(topology, engines, timeout or settings.engine.start_timeout_s, tuple(dict.fromkeys(warnings)), key)
 
 
 class Progress:

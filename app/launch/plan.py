@@ -12,7 +12,7 @@ from pathlib import Path
 from app.launch.errors import LaunchError
 from app.launch.process import ProcessSpec
 from app.roles import TOPOLOGIES, Role
-from app.settings import ENV_PREFIX, Settings, environment, variable
+from app.settings import ENV_PREFIX, Settings, environment, secrets, variable
 
 DEFAULT_NAME = "default"
 #: The folder that holds the packages `app`, `workers` and `api`.
@@ -104,7 +104,10 @@ def _gpus_of_an_engine(settings: Settings, roles: frozenset[Role]) -> int:
 
 
 def child_environment(settings: Settings, sockets: Path) -> dict[str, str]:
-    """This process's environment with exactly these settings. `sockets` is where vLLM puts its socket files."""
+    """This process's environment with exactly these settings, less the API's keys.
+
+    `sockets` is where vLLM puts its socket files.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX) or name in KEPT}
     # The working directory stays the user's, so that relative paths in vLLM's flags hold; but a folder `app` in it
     # must not be taken for ours.
@@ -150,7 +153,7 @@ def api(settings: Settings, shared: Mapping[str, str], logs: Path) -> ProcessSpe
     argv = (sys.executable, "-m", "uvicorn", "--app-dir", str(ROOT), "api.main:app")
     listen = ("--host", settings.api.host, "--port", str(settings.api.port))
     manners = ("--no-access-log", "--timeout-graceful-shutdown", "5", "--log-level", settings.log_level.lower())
-    return ProcessSpec("api", argv + listen + manners, shared, logs / "api.log")
+    return ProcessSpec("api", argv + listen + manners, {**shared, **secrets(settings)}, logs / "api.log")
 
 
 def flower(settings: Settings, shared: Mapping[str, str], logs: Path) -> ProcessSpec:

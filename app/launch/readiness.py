@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 from redis.exceptions import RedisError
 
+from app import api_keys
 from app.launch.errors import StartFailed
 from app.registry import Registry
 
@@ -33,16 +34,17 @@ async def answers(client: httpx.AsyncClient, url: str) -> bool:
         return False
 
 
-async def first_request(client: httpx.AsyncClient, url: str, model: str) -> None:
+async def first_request(client: httpx.AsyncClient, url: str, model: str, key: str | None) -> None:
     """Return when the API counts itself ready and a request of one token has succeeded.
 
     Raises StartFailed for a refusal that asking again will not change.
     """
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+    endpoint, headers = f"{url}/v1/chat/completions", api_keys.headers(key)
     while True:
         if await answers(client, f"{url}/health/ready"):
             try:
-                answer = await client.post(f"{url}/v1/chat/completions", json=body, timeout=FIRST_REQUEST_TIMEOUT_S)
+                answer = await client.post(endpoint, json=body, headers=headers, timeout=FIRST_REQUEST_TIMEOUT_S)
             except httpx.HTTPError:
                 answer = None
             if answer is not None and answer.status_code == 200:

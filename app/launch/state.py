@@ -54,7 +54,10 @@ class ComponentState(BaseModel):
 
 
 class State(BaseModel):
-    """One `up`. `ticks` is the supervisor's start in clock ticks since boot, `started` the same in unix seconds."""
+    """One `up`. `ticks` is the supervisor's start in clock ticks since boot, `started` the same in unix seconds.
+
+    `needs_key`: the API is for clients with a key.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -69,6 +72,7 @@ class State(BaseModel):
     reason: str = ""
     warnings: list[str] = []
     api_url: str = ""
+    needs_key: bool = False
     flower_url: str | None = None
     redis_url: str = ""
     cache_url: str = ""

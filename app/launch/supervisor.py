@@ -10,7 +10,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.launch import cleanup, preflight, readiness, redis_keys, redis_server, sessions, shutdown
@@ -34,12 +34,16 @@ MAX_SOCKET_DIRECTORY = 50
 
 @dataclass(frozen=True)
 class Order:
-    """What `trivet up` was asked for, beside the settings. `timeout_s` limits the start of the whole."""
+    """What `trivet up` was asked for, beside the settings. `timeout_s` limits the start of the whole.
+
+    `api_key` opens the API, if that needs one.
+    """
 
     topology: str
     engines: Sequence[Engine]
     timeout_s: float
     warnings: tuple[str, ...] = ()
+    api_key: str | None = field(default=None, repr=False)
 
 
 class Supervisor:
@@ -61,6 +65,7 @@ class Supervisor:
             started=time.time(),
             topology=order.topology,
             model=settings.served_name,
+            needs_key=order.api_key is not None,
             warnings=list(order.warnings),
             logs=directory.logs,
             sockets=_socket_directory(),
@@ -131,7 +136,8 @@ class Supervisor:
                 rest = [*layout.workers(self._order.engines), layout.api()]
                 await self._launch(group, rest + ([layout.flower()] if self.state.flower_url else []))
                 waited_for = "a first request to succeed"
-                await readiness.first_request(layout.client, self.state.api_url, self.state.model)
+                key = self._order.api_key
+                await readiness.first_request(layout.client, self.state.api_url, self.state.model, key)
         except TimeoutError:
             late = ", ".join(one.name for one in self._components if not one.ready_once.is_set())
             raise StartFailed(

@@ -76,13 +76,16 @@ def ready(state: State, stop: str) -> str:
     """What to do with a topology that is up. `stop` says how it ends."""
     redis = state.redis_url if "@" not in state.redis_url else redacted(state.redis_url)
     body = f'{{"model": "{state.model}", "messages": [{{"role": "user", "content": "Hello"}}], "stream": true}}'
+    headers = "-H 'Content-Type: application/json'"
+    if state.needs_key:
+        headers += ' -H "Authorization: Bearer $OPENAI_API_KEY"'
     lines = [
         f"Ready in {time.time() - state.started:.0f} s: {state.model} ({state.topology})",
         f"  API     {state.api_url}",
         f"  Flower  {state.flower_url}" if state.flower_url else "",
         f"  Redis   redis-cli -u {redis}{'' if state.owns_redis else '   (was there before)'}",
         f"  logs    {state.logs}",
-        f"  try     curl -N {state.api_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        f"  try     curl -N {state.api_url}/v1/chat/completions {headers} -d '{body}'",
         "          trivet chat 'Hello'"
         if state.name == "default"
         else f"          trivet chat --name {state.name} 'Hello'",

@@ -19,7 +19,7 @@ from dataclasses import replace
 from multiprocessing import shared_memory
 from typing import Any
 
-from app import settings
+from app import api_keys, settings
 from app.redis import connect
 from app.registry import EngineState, Registry, WorkerRecord
 
@@ -77,10 +77,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """Answers all that `trivet up` and `trivet chat` ask."""
 
     def do_GET(self) -> None:
+        # `trivet chat` asks for models, all else for health.
+        if self.path == "/v1/models" and not self._has_key():
+            return self._answer({"error": {"message": "no key"}}, 401)
         self._answer({"data": [{"id": settings.current().served_name}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self._has_key():
+            return self._answer({"error": {"message": "no key"}}, 401)
         text = json.dumps(body["messages"][-1]["content"])
         if "refuse" in text:
             self._answer({"error": {"message": "refused, as asked"}}, 400)
@@ -93,6 +98,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._write(
                 200, b"".join(b"data: %s\n\n" % json.dumps(frame).encode() for frame in frames) + b"data: [DONE]\n\n"
             )
+
+    def _has_key(self) -> bool:
+        known = api_keys.read(settings.current().api)
+        return not known or self.headers["Authorization"] in [f"Bearer {key}" for key in known]
 
     def _answer(self, content: Any, status: int = 200) -> None:
         self._write(status, json.dumps(content).encode())

@@ -230,6 +230,28 @@ async def test_chat_streams_and_reports_errors(trivet: Trivet, tmp_path: Path) -
         assert (missing.code, missing.err) == (1, "trivet: /no/such.png: No such file or directory\n")
 
 
+def seen_in(file: str, pids: dict[str, int], text: bytes) -> list[str]:
+    """The processes whose /proc/<pid>/<file> has the text."""
+    return [name for name, pid in pids.items() if text in Path(f"/proc/{pid}/{file}").read_bytes()]
+
+
+async def test_keys_are_for_the_api_and_its_clients_alone(trivet: Trivet, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("sk-in-f1le  # for tests\n")
+    trivet.environment |= {"TRIVET_API__API_KEYS": "sk-5ecret,sk-5ecret-2", "TRIVET_API__ADMIN_KEY": "adm-5ecret"}
+    async with trivet.up("--api-keys-file", str(tmp_path / "keys")) as answer:
+        assert 'Authorization: Bearer $OPENAI_API_KEY"' in answer.out
+        assert (await trivet.run("chat", "hi")).code == 0
+        trivet.environment["TRIVET_API__API_KEYS"] = "sk-another"
+        assert (await trivet.run("chat", "hi")).err == "trivet: 401: no key\n"
+        status = await trivet.run("status", "--json")
+        pids = {one.name: one.pid for one in trivet.state.components}
+        assert seen_in("cmdline", pids | {"supervisor": trivet.state.pid}, b"5ecret") == []
+        assert seen_in("environ", pids, b"5ecret") == ["api"]
+    written = [path.read_text() for path in trivet.home.rglob("*") if path.is_file()]
+    assert len(written) > 5, "states and logs"
+    assert not any("5ecret" in text or "f1le" in text for text in (*written, answer.out, answer.err, status.out))
+
+
 async def test_a_killed_worker_is_taken_out_and_started_again_without_remains(trivet: Trivet) -> None:
     async with trivet.up():
         worker = trivet.pid("decode@cpu0")

@@ -185,6 +185,16 @@ def test_ports_are_published_on_loopback_alone_and_redis_is_not() -> None:
     assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
 
 
+@pytest.mark.parametrize("variable", ["TRIVET_API__API_KEYS", "TRIVET_API__ADMIN_KEY"])
+def test_keys_are_for_the_api_alone(variable: str) -> None:
+    """Every container has `.env` whole; what `environment` says is stronger."""
+    values = {
+        name: one["environment"][variable] for name, one in services(**{variable: "k"}).items() if name != "redis"
+    }
+    assert {name for name, value in values.items() if value} == set(APIS)
+    assert {values[name] for name in APIS} == {"k"}
+
+
 def test_flower_does_not_start_without_a_password() -> None:
     from flower.command import is_flower_envvar
 

@@ -395,6 +395,10 @@ def test_a_failed_start_shows_the_end_of_the_log(tmp_path: Path) -> None:
 
 
 def test_the_address_of_redis_is_shown_without_its_password(tmp_path: Path) -> None:
+    assert "Authorization: Bearer $OPENAI_API_KEY" in view.ready(
+        state(tmp_path).model_copy(update={"needs_key": True}), "trivet down"
+    )
+    assert "Authorization" not in view.ready(state(tmp_path), "trivet down")
     told = view.ready(state(tmp_path), "trivet down")
     assert "redis-cli -u redis://:***@127.0.0.1/0" in told
     assert "secret" not in told

@@ -1,44 +1,19 @@
-"""Pure ASGI middleware: what holds for every request, streams included."""
+"""No body is larger, or slower, than the settings allow."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-import uuid
 from collections.abc import Callable
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import errors
 from app.errors import BodyTooLarge, BodyTooSlow
 
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 #: Longest wait for the next piece of a body.
 BODY_SILENCE_S = 30.0
 #: Of a declared length: more are no size, and Python refuses to read thousands.
 MAX_DIGITS = 18
-
-
-class RequestId:
-    """Takes the client's `X-Request-Id` if it is sane, makes one otherwise, and sends it back."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
-
-        async def with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
-            await send(message)
-
-        await self._app(scope, receive, with_id)
 
 
 class BodyLimit:
@@ -57,7 +32,7 @@ class BodyLimit:
         limit = self._max_bytes()
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and (len(declared) > MAX_DIGITS or int(declared) > limit):
-            return await _refuse(limit)(scope, receive, send)
+            return await _refuse(limit, scope)(scope, receive, send)
         read, whole = 0, False
 
         async def limited() -> Message:
@@ -84,7 +59,7 @@ def _reason(limit: int) -> str:
     return f"the body is larger than api.max_body_mb allows ({limit / 1e6:g} MB)"
 
 
-def _refuse(limit: int) -> ASGIApp:
-    answer = errors.response(BodyTooLarge(_reason(limit)).failure())
+def _refuse(limit: int, scope: Scope) -> ASGIApp:
+    answer = errors.response(BodyTooLarge(_reason(limit)).failure(), scope["path"])
     answer.headers["Connection"] = "close"
     return answer

@@ -1,0 +1,100 @@
+"""A few routes behind the API's own middleware: `uvicorn tests.served_app:app`, for tests with real servers."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
+
+from api import errors, middleware, openapi_security
+from app import settings
+from app.errors import NoWorker
+from tests.redis_server import free_port
+
+ROOT = Path(__file__).parents[1]
+
+
+def create(api: settings.ApiSettings) -> FastAPI:
+    made = FastAPI()
+    if middleware.install(made, api):
+        openapi_security.describe(made, api.open_metrics)
+    errors.install(made)
+
+    @made.get("/v1/who")
+    async def who(request: Request) -> dict[str, Any]:
+        return {"tenant": request.state.tenant, "pid": os.getpid(), "id": request.state.request_id}
+
+    @made.post("/v1/chat/completions")
+    async def chat(body: dict[str, Any]) -> Any:
+        if body["model"] == "unserved":
+            raise NoWorker("no worker for: decode")
+        if body["model"] == "broken":
+            raise RuntimeError("a bug")
+        return StreamingResponse(_frames(body.get("silence", 0.0), body.get("note")), media_type="text/event-stream")
+
+    @made.post("/v1/messages")
+    async def messages(body: dict[str, Any]) -> Any:
+        raise NoWorker(f"no worker for: {body.get('model')}")
+
+    @made.get("/admin/state")
+    async def state() -> dict[str, str]:
+        return {"state": "fine"}
+
+    @made.get("/health/live")
+    @made.get("/health/ready")
+    @made.get("/metrics")
+    async def unguarded() -> str:
+        return "here"
+
+    return made
+
+
+async def _frames(silence_s: float, note: str | None) -> AsyncIterator[str]:
+    start = 'data: {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [{"index": 0, '
+    yield start + '"delta": {"role": "assistant", "content": "a"}}]}\n\n'
+    try:
+        await asyncio.sleep(silence_s)
+    finally:
+        if note is not None:
+            print(f"the stream of {note!r} has ended", flush=True)
+    yield start + '"delta": {"content": "b"}, "finish_reason": "stop"}]}\n\n'
+    yield "data: [DONE]\n\n"
+
+
+@contextlib.contextmanager
+def served(log: Path, *flags: str, **variables: str) -> Iterator[str]:
+    """The URL of a server of it, with uvicorn's flags and these variables. What it says goes to `log`."""
+    port = free_port()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(settings.ENV_PREFIX)}
+    command = [sys.executable, "-m", "uvicorn", "tests.served_app:app", "--port", str(port), "--log-level", "debug"]
+    with open(log, "wb") as out:
+        process = subprocess.Popen([*command, *flags], env=kept | variables, cwd=ROOT, stdout=out, stderr=out)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait(process, url)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+
+
+def _wait(process: subprocess.Popen[bytes], url: str) -> None:
+    with httpx.Client(trust_env=False, transport=httpx.HTTPTransport(retries=8)) as client:
+        assert client.get(f"{url}/health/live", timeout=30).status_code == 200, process.poll()
+
+
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(name)
+    return create(settings.current().api)
