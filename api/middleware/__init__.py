@@ -7,12 +7,13 @@ from starlette.middleware.cors import CORSMiddleware
 
 from api.middleware.api_key_guard import ApiKeyGuard
 from api.middleware.body_limit import BodyLimit
+from api.middleware.keep_alive import KeepAlive
 from api.middleware.last_resort import LastResort
 from api.middleware.request_id import RequestId
 from app import api_keys
 from app.settings import ApiSettings
 
-__all__ = ["ApiKeyGuard", "BodyLimit", "LastResort", "RequestId", "install"]
+__all__ = ["ApiKeyGuard", "BodyLimit", "KeepAlive", "LastResort", "RequestId", "install"]
 
 #: What a web page may do; keys travel in headers, so that no cookie is ever needed.
 METHODS = ("GET", "POST", "DELETE")
@@ -24,6 +25,8 @@ def install(app: FastAPI, api: ApiSettings) -> bool:
     """Put all of it around the app, and answer whether a key is needed. Raises SettingsError for unreadable keys."""
     keys = api_keys.read(api)
     # Innermost first. The id is there for every answer, refusals included; web pages can read them all.
+    if api.sse_keep_alive_s > 0:
+        app.add_middleware(KeepAlive, interval_s=api.sse_keep_alive_s)
     app.add_middleware(BodyLimit, max_bytes=lambda: int(api.max_body_mb * 1e6))
     app.add_middleware(ApiKeyGuard, keys=keys, admin_key=api_keys.admin(api), open_metrics=api.open_metrics)
     app.add_middleware(LastResort)
