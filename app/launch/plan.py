@@ -151,7 +151,7 @@ def worker(engine: Engine, settings: Settings, shared: Mapping[str, str], count:
 
 def api(settings: Settings, shared: Mapping[str, str], logs: Path) -> ProcessSpec:
     argv = (sys.executable, "-m", "uvicorn", "--app-dir", str(ROOT), "api.main:app")
-    listen = ("--host", settings.api.host, "--port", str(settings.api.port))
+    listen = ("--http", "api.http_protocol:BoundedHttp", "--host", settings.api.host, "--port", str(settings.api.port))
     manners = ("--no-access-log", "--timeout-graceful-shutdown", "5", "--log-level", settings.log_level.lower())
     return ProcessSpec("api", argv + listen + manners, {**shared, **secrets(settings)}, logs / "api.log")
 

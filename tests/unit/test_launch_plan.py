@@ -128,7 +128,8 @@ def test_api_and_flower_listen_where_the_settings_say(tmp_path: Path) -> None:
     chosen = Settings(api={"host": "::1", "port": 81}, flower={"port": 82}, log_level="ERROR")  # type: ignore[arg-type]
     api = " ".join(plan.api(chosen, {}, tmp_path).argv)
     assert "uvicorn --app-dir" in api
-    assert "api.main:app --host ::1 --port 81 --no-access-log --timeout-graceful-shutdown 5 --log-level error" in api
+    assert "api.main:app --http api.http_protocol:BoundedHttp --host ::1 --port 81 --no-access-log" in api
+    assert api.endswith(" --timeout-graceful-shutdown 5 --log-level error")
     flower = plan.flower(chosen, {}, tmp_path).argv
     assert flower[4:7] == ("app.celery", "flower", "--address=127.0.0.1")
     assert "--port=82" in flower

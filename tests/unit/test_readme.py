@@ -20,7 +20,12 @@ FOREIGN = {".", "cd", "curl", "docker", "echo", "export", "git", "redis-server",
 #: Variables that are no settings.
 OTHERS = {settings.CONFIG_VARIABLE, "TRIVET_DEVICE", "TRIVET_HOME"}
 #: Codes of errors that are found before a route is, or that nobody foresaw.
-OF_THE_EDGE = {("404", "not_found"), ("405", "method_not_allowed"), ("500", "internal_error")}
+OF_THE_EDGE = {
+    ("404", "not_found"),
+    ("405", "method_not_allowed"),
+    ("431", "headers_too_large"),
+    ("500", "internal_error"),
+}
 #: Codes of errors that no client gets: the stage that meets one goes on in another way.
 INSIDE = {"tensor_missing", "tensor_expired", "encode_failed", "record_too_large"}
 
