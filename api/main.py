@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from api import errors, middleware, openapi_security
-from api.routes import chat, health, metrics, models
+from api.routes import chat, completions, health, messages, metrics, models, responses, tokenize
 from app import api_keys, logs, settings
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def create() -> FastAPI:
     if middleware.install(made, chosen.api):
         openapi_security.describe(made, chosen.api.open_metrics)
     errors.install(made)
-    for part in (chat, models, health, metrics):
+    for part in (chat, completions, responses, messages, models, tokenize, health, metrics):
         made.include_router(part.router)
     return made
 

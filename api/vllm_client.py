@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -19,7 +21,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from api.context import RequestContext, current
 from api.fanout import interleave
 from api.pipeline import Job, Pipeline
-from app.errors import TrivetError
+from app.errors import InvalidRequest, TrivetError
 from app.messages import Delta, MediaRef, Prompt, TokenLogprob, joined
 
 #: Where the engine input carries the references of a prompt's media.
@@ -31,7 +33,7 @@ class PipelineError(GenerationError):
 
     def __init__(self, error: TrivetError) -> None:
         super().__init__(error.message)
-        self.status_code = error.status
+        self.status_code = HTTPStatus(error.status)
 
 
 class PipelineClient(EngineClient):
@@ -61,6 +63,8 @@ class PipelineClient(EngineClient):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Not a coroutine, so that the request's context is read while its route runs."""
         context = current()
+        if not prompt["prompt_token_ids"]:
+            raise InvalidRequest("the prompt is empty")
         job = Job(
             request_id=f"{request_id}.{secrets.token_hex(3)}",
             prompt=Prompt(
@@ -68,13 +72,14 @@ class PipelineClient(EngineClient):
                 media=prompt.get(MEDIA, []),
                 cache_salt=prompt.get("cache_salt"),
             ),
-            params=msgspec.to_builtins(sampling_params),
+            # Defaults are left out, but the stages read this one themselves.
+            params=msgspec.to_builtins(sampling_params) | {"max_tokens": sampling_params.max_tokens},
             deadline=context.deadline,
             priority=priority,
             reasoning_ended=reasoning_ended,
             reasoning_parser_kwargs=reasoning_parser_kwargs,
         )
-        outputs = Outputs(self._pipeline, context, job, sampling_params, request_id)
+        outputs = Outputs(self._pipeline, context, job, sampling_params, request_id, prompt.get("prompt"))
         context.on_close.append(outputs.aclose)
         return outputs  # type: ignore[return-value]  # vLLM only iterates over it
 
@@ -104,19 +109,27 @@ class PipelineClient(EngineClient):
 class Outputs:
     """What `generate` answers. vLLM iterates over RequestOutputs; the fast lane takes the deltas themselves.
 
-    `media_tokens` is filled with the first output: how many tokens a medium takes, only the worker knows.
+    `text` is the rendered prompt, where vLLM has it.
     """
 
     def __init__(
-        self, pipeline: Pipeline, context: RequestContext, job: Job, params: SamplingParams, request_id: str
+        self,
+        pipeline: Pipeline,
+        context: RequestContext,
+        job: Job,
+        params: SamplingParams,
+        request_id: str,
+        text: str | None,
     ) -> None:
         self.job = job
-        self.media_tokens: dict[str, int] = {}
         self._pipeline = pipeline
         self._context = context
         self._params = params
         self._request_id = request_id
+        self._text = text
         self._open: list[AsyncGenerator[Any, None]] = []
+        self._steps: AsyncGenerator[RequestOutput, None] | None = None
+        self._waiting: asyncio.Task[Any] | None = None
 
     def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """The only choice's deltas, as they come."""
@@ -124,13 +137,25 @@ class Outputs:
         self._open.append(steps)
         return steps
 
-    def __aiter__(self) -> AsyncIterator[RequestOutput]:
-        outputs = self._outputs()
-        self._open.append(outputs)
-        return outputs
+    def __aiter__(self) -> Outputs:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._steps is None:
+            self._steps = self._outputs()
+            self._open.append(self._steps)
+        self._waiting = asyncio.current_task()
+        try:
+            return await anext(self._steps)
+        finally:
+            self._waiting = None
 
     async def aclose(self) -> None:
         """Stop the request, if it has not ended."""
+        if self._waiting is not None and self._waiting is not asyncio.current_task():
+            # One of several prompts: vLLM waits for each in a task of its own, and does not wait for its end.
+            self._waiting.cancel()
+            await asyncio.wait({self._waiting})
         for one in reversed(self._open):
             await one.aclose()
 
@@ -143,21 +168,35 @@ class Outputs:
         ended = 0
         try:
             async for index, deltas in steps:
-                self.media_tokens.update(deltas[0].media_tokens or {})
+                self._context.media_tokens.update(deltas[0].media_tokens or {})
                 ended += deltas[-1].final
                 if whole:
                     parts[index] += deltas
-                else:
-                    output = _output(self._request_id, self.job, index, deltas)
-                    output.finished = ended == len(choices)
-                    yield output
+                    continue
+                parts[index] = parts[index] or deltas[:1]
+                output = self._output(index, deltas, parts[index][0])
+                output.finished = ended == len(choices)
+                yield output
         except TrivetError as error:
             self._context.failure = error.failure()
             raise PipelineError(error) from error
         finally:
             await steps.aclose()
         if whole:
-            yield _joined([_output(self._request_id, self.job, index, deltas) for index, deltas in parts.items()])
+            yield _joined([self._output(index, deltas, deltas[0]) for index, deltas in parts.items()])
+
+    def _output(self, index: int, deltas: list[Delta], first: Delta) -> RequestOutput:
+        """`first` is the choice's first delta, which has what is known of the prompt. As vLLM does, repeat it."""
+        one = joined(deltas)
+        return RequestOutput(
+            request_id=self._request_id,
+            prompt=self._text,
+            prompt_token_ids=first.prompt_token_ids or self.job.prompt.token_ids,
+            prompt_logprobs=_prompt_logprobs(one),
+            outputs=[_completion(index, one)],
+            finished=one.final,
+            num_cached_tokens=first.cached_tokens,
+        )
 
 
 def _needs_an_engine(name: str) -> Any:
@@ -210,9 +249,8 @@ def _choices(job: Job, params: SamplingParams) -> list[Job]:
     return jobs
 
 
-def _output(request_id: str, job: Job, index: int, deltas: list[Delta]) -> RequestOutput:
-    one = joined(deltas)
-    completion = CompletionOutput(
+def _completion(index: int, one: Delta) -> CompletionOutput:
+    return CompletionOutput(
         index=index,
         text=one.text,
         token_ids=one.token_ids,
@@ -220,15 +258,6 @@ def _output(request_id: str, job: Job, index: int, deltas: list[Delta]) -> Reque
         logprobs=None if one.logprobs is None else [_position(candidates) for candidates in one.logprobs],
         finish_reason=one.finish_reason,
         stop_reason=one.stop_reason,
-    )
-    return RequestOutput(
-        request_id=request_id,
-        prompt=None,
-        prompt_token_ids=one.prompt_token_ids or (None if one.seq else job.prompt.token_ids),
-        prompt_logprobs=_prompt_logprobs(one),
-        outputs=[completion],
-        finished=one.final,
-        num_cached_tokens=one.cached_tokens,
     )
 
 

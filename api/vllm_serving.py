@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from api import service_tier, vllm_parsers
 from api.pipeline import Pipeline
 from app import torchvision_ops, vllm_args
 from app.errors import Failure, InvalidRequest, ModelNotFound
@@ -12,44 +13,108 @@ from app.settings import Settings
 
 
 class Serving:
-    """vLLM's serving layer for one model. Building it loads tokenizer, template and processor, and takes seconds."""
+    """vLLM's serving layer for one model. Building it loads tokenizer, template and processor, and takes seconds.
+
+    `*_request` methods make vLLM's request model of a body, and raise pydantic's ValidationError, InvalidRequest or
+    ModelNotFound. The others answer it, and raise rather than answer vLLM's ErrorResponse.
+    """
 
     def __init__(self, settings: Settings, pipeline: Pipeline) -> None:
         config = _config(settings)
         from vllm.entrypoints.openai.models.protocol import BaseModelPath
         from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+        from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
         from vllm.renderers.online_renderer import OnlineRenderer
 
-        from api.vllm_chat import Chat
+        from api.vllm_chat import Chat, Messages
         from api.vllm_client import PipelineClient
+        from api.vllm_completion import Completion
+        from api.vllm_responses import Responses
 
         self._name = settings.served_name
         self.client = PipelineClient(config, pipeline)
         self.models = OpenAIServingModels(self.client, [BaseModelPath(name=self._name, model_path=settings.model)])
         template: dict[str, Any] = {"chat_template": None, "chat_template_content_format": "auto"}
-        renderer = OnlineRenderer(config.model_config, self.client.renderer, request_logger=None, **template)
+        parsers = vllm_parsers.chosen(settings.api, config, self.client.renderer.tokenizer)
+        renderer = OnlineRenderer(config.model_config, self.client.renderer, request_logger=None, **template, **parsers)
         renderer.warmup()
-        self._chat = Chat(
-            self.client,
-            self.models,
-            "assistant",
-            online_renderer=renderer,
-            request_logger=None,
-            enable_prompt_tokens_details=True,
-            **template,
-        )
+        common: dict[str, Any] = {"online_renderer": renderer, "request_logger": None}
+        common["enable_prompt_tokens_details"] = True
+        chat = {**common, **template, **parsers}
+        self._chat = Chat(self.client, self.models, "assistant", **chat)
+        self._messages = Messages(self.client, self.models, "assistant", **chat)
+        self._responses = Responses(self.client, self.models, **chat)
+        self._completion = Completion(self.client, self.models, **common)
+        self._tokenization = ServingTokenization(self.models, renderer, **template)
 
     @property
     def max_model_len(self) -> int:
         return int(self.client.model_config.max_model_len)
 
     def chat_request(self, body: dict[str, Any], request_id: str) -> Any:
-        """vLLM's request model. Raises pydantic's ValidationError, InvalidRequest or ModelNotFound."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+        return self._request(ChatCompletionRequest, {**body, "request_id": request_id})
+
+    async def chat(self, request: Any) -> Any:
+        """An async generator of SSE frames, or a ChatCompletionResponse."""
+        answer = _sound(await self._chat.create_chat_completion(request, None))
+        return _tiered(answer, request)
+
+    def completion_request(self, body: dict[str, Any], request_id: str) -> Any:
+        from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+        return self._request(CompletionRequest, {**body, "request_id": request_id})
+
+    async def completion(self, request: Any) -> Any:
+        """An async generator of SSE frames, or a CompletionResponse."""
+        answer = _sound(await self._completion.create_completion(request, None))
+        return _tiered(answer, request)
+
+    def responses_request(self, body: dict[str, Any], request_id: str) -> Any:
+        from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+        return self._request(ResponsesRequest, {**body, "request_id": f"resp_{request_id}"})
+
+    async def responses(self, request: Any) -> Any:
+        """An async generator of vLLM's event models, or a ResponsesResponse."""
+        return _sound(await self._responses.create_responses(request, None))
+
+    def messages_request(self, body: dict[str, Any], *, count: bool = False) -> Any:
+        """`count`: the request asks only for the number of its tokens."""
+        from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
+
+        return self._request(AnthropicCountTokensRequest if count else AnthropicMessagesRequest, body)
+
+    async def messages(self, request: Any) -> Any:
+        """An async generator of SSE frames, or an AnthropicMessagesResponse."""
+        return _sound(await self._messages.create_messages(request, None))
+
+    async def count_tokens(self, request: Any) -> Any:
+        return _sound(await self._messages.prompt_tokens(request))
+
+    async def tokenize(self, body: dict[str, Any]) -> Any:
+        from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
+
+        model = TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest
+        return _sound(await self._tokenization.create_tokenize(self._request(model, body), None))
+
+    async def detokenize(self, body: dict[str, Any]) -> Any:
+        from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest
+
+        return _sound(await self._tokenization.create_detokenize(self._request(DetokenizeRequest, body), None))
+
+    async def list_models(self) -> Any:
+        return await self.models.show_available_models()
+
+    def shutdown(self) -> None:
+        self.client.shutdown()
+
+    def _request(self, model: Any, body: dict[str, Any]) -> Any:
         from vllm.exceptions import VLLMValidationError
 
         try:
-            request = ChatCompletionRequest.model_validate({**body, "request_id": request_id})
+            request = model.model_validate(body)
         except VLLMValidationError as error:
             # Its text would repeat the value.
             raise InvalidRequest(str(error.args[0])[:500], param=error.parameter) from error
@@ -57,20 +122,27 @@ class Serving:
             raise ModelNotFound(f"the model does not exist; this server has: {self._name}", param="model")
         return request
 
-    async def chat(self, request: Any) -> Any:
-        """An async generator of SSE frames, a response model, or raises; never vLLM's ErrorResponse."""
-        from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
-        answer = await self._chat.create_chat_completion(request, None)
-        if isinstance(answer, ErrorResponse):
-            raise ServingError(answer.error.model_dump())
-        return answer
+def response_events() -> Any:
+    """What writes the events of one streamed response."""
+    from api.vllm_responses import Events
 
-    async def list_models(self) -> Any:
-        return await self.models.show_available_models()
+    return Events()
 
-    def shutdown(self) -> None:
-        self.client.shutdown()
+
+def _sound(answer: Any) -> Any:
+    from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+    if isinstance(answer, ErrorResponse):
+        raise ServingError(answer.error.model_dump())
+    return answer
+
+
+def _tiered(answer: Any, request: Any) -> Any:
+    """A whole answer names the tier that was asked for; streams do so themselves."""
+    if (tier := service_tier.asked(request)) is not None and hasattr(answer, "service_tier"):
+        answer.service_tier = tier
+    return answer
 
 
 class ServingError(Exception):
@@ -115,6 +187,7 @@ def _config(settings: Settings) -> Any:
 
     args = vllm_args.parse(settings.model, vllm_args.split(settings.engine.args))
     args.mm_processor_cache_gb = 0
+    args.reasoning_parser = settings.api.reasoning_parser or args.reasoning_parser
     model_config = args.create_model_config()
     # Nothing is computed here, so no kernel has to support the quantization.
     model_config.quantization = None

@@ -72,6 +72,13 @@ class ModelNotFound(TrivetError):
     code = "model_not_found"
 
 
+class ResponseNotFound(TrivetError):
+    """A stored response was asked for, and there is none."""
+
+    status = 404
+    code = "not_found"
+
+
 class BodyTooLarge(TrivetError):
     status = 413
     code = "request_too_large"

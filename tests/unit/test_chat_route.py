@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from api import errors, metrics
 from api.middleware import RequestId
+from api import generation
 from api.routes import chat
 from app.settings import Settings
 from tests.polling import until
@@ -36,7 +37,7 @@ class Intake:
     def __init__(self) -> None:
         self.released: list[list[str]] = []
 
-    async def admit(self, _body: dict[str, Any]) -> list[str]:
+    async def admit(self, _body: dict[str, Any], _shape: Any) -> list[str]:
         return ["identity"]
 
     async def release(self, identities: list[str]) -> None:
@@ -85,7 +86,7 @@ async def test_a_wrong_field_counts_as_the_clients_fault(client: httpx.AsyncClie
 
 @pytest.mark.usefixtures("vllm")
 async def test_a_fault_of_the_server_is_in_its_log(client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR, chat.log.name):
+    with caplog.at_level(logging.ERROR, generation.log.name):
         answer = await client.post("/v1/chat/completions", json={"n": 1}, headers={"X-Request-Id": "mine"})
     assert answer.status_code == 500
     (record,) = caplog.records

@@ -51,7 +51,7 @@ def test_images_of_a_response() -> None:
         ("input[0].content[1].image_url", URL),
         ("input[1].output[0].image_url", URL),
     ]
-    assert body["input"][0]["content"] == [  # type: ignore[index]
+    assert body["input"][0]["content"] == [
         text,
         {"type": "input_image", "image_url": "trivet:1", "detail": "auto"},
     ]

@@ -1,0 +1,195 @@
+"""The one way of every request that generates, from its body to the last byte of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any, ClassVar
+
+import orjson
+from fastapi import Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
+
+from api import context, errors, media_parts, vllm_serving
+from api.admission import Ticket
+from api.context import RequestContext
+from api.disconnect import ClientGone, unless_disconnected
+from api.services import Services
+from app.errors import DeadlineExceeded, Failure, InvalidRequest, RemoteFailure, TrivetError
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_HEADER = "x-request-timeout"
+#: Proxies must not hold tokens back.
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+#: What servers log for a client that closed its connection; nobody receives it.
+CLIENT_CLOSED_REQUEST = 499
+
+#: vLLM's frames are text, those of the fast lane are bytes already.
+Frame = str | bytes
+Frames = AsyncGenerator[Frame, None]
+
+
+class Generation:
+    """One request to an endpoint, and how that endpoint speaks: here, as OpenAI's chat and completions do.
+
+    What a method raises becomes the answer: TrivetError and ValidationError as they are, anything else as vLLM
+    explains it.
+    """
+
+    #: Where the endpoint's bodies have media.
+    shape: ClassVar[media_parts.Shape] = media_parts.NONE
+    #: How a frame begins that has vLLM's own account of an error in it.
+    error_head: ClassVar[str] = 'data: {"error"'
+
+    async def run(self, services: Services, body: dict[str, Any], request_id: str) -> Any:
+        """An async generator of frames, or what `whole` takes."""
+        raise NotImplementedError
+
+    def whole(self, answer: Any) -> str | bytes:
+        """The answer as JSON."""
+        return str(answer.model_dump_json())
+
+    def error_in(self, frame: Frame) -> dict[str, Any] | None:
+        """vLLM's error object, if the frame is one. The fast lane raises instead."""
+        if isinstance(frame, str) and frame.startswith(self.error_head):
+            found: dict[str, Any] = orjson.loads(frame.partition("data: ")[2])["error"]
+            return found
+        return None
+
+    def failed(self, failure: Failure) -> str:
+        """The end of a stream that began well."""
+        return errors.frame(failure)
+
+
+async def answer(request: Request, generation: Generation) -> Response:
+    """Run the request, under its deadline and for as long as its client stays.
+
+    A stream's status is sent with its first frame, so that an error before any token has a status of its own.
+    """
+    services: Services = request.app.state.services
+    asked = RequestContext(request.state.request_id, _deadline(services, request))
+    ticket = Ticket(services)
+    try:
+        body = await json_object(request, asked.deadline)
+        context.enter(asked)
+        found = await unless_disconnected(request, _begin(services, asked, body, generation))
+        if isinstance(found, Response):
+            await asked.close()
+            ticket.close("ok")
+            return found
+        ticket.first_frame()
+        stream = _stream(*found, asked, ticket, generation)
+        return StreamingResponse(stream, headers=STREAM_HEADERS, media_type="text/event-stream")
+    except (ClientGone, ClientDisconnect):
+        ticket.close("cancelled")
+        await asked.close()
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    except BaseException as error:
+        ticket.close(_outcome(error))
+        await asked.close()
+        raise
+
+
+async def _begin(
+    services: Services, asked: RequestContext, body: dict[str, Any], generation: Generation
+) -> Response | tuple[Frame, Frames]:
+    """A whole response, or the first frame and those to come."""
+    held = await services.intake.admit(body, generation.shape)
+    asked.on_close.append(partial(services.intake.release, held))
+    # Clients that send every field they know send null for "default".
+    given = {name: value for name, value in body.items() if value is not None}
+    try:
+        found = await generation.run(services, given, asked.request_id)
+        if not isinstance(found, AsyncGenerator):
+            return Response(generation.whole(found), media_type="application/json")
+        first = await anext(found)
+        if (error := generation.error_in(first)) is not None:
+            await found.aclose()
+            raise vllm_serving.ServingError(error)
+    except Exception as error:
+        raise _as_failure(asked, error) from error
+    return first, found
+
+
+async def _stream(
+    first: Frame, frames: Frames, asked: RequestContext, ticket: Ticket, generation: Generation
+) -> Frames:
+    outcome = "cancelled"
+    try:
+        yield first
+        async for frame in frames:
+            if (found := generation.error_in(frame)) is not None:
+                raise vllm_serving.ServingError(found)
+            yield frame
+        outcome = "ok"
+    except Exception as error:
+        failure = failure_of(_as_failure(asked, error))
+        outcome = failure.code
+        yield generation.failed(failure)
+    finally:
+        await frames.aclose()
+        await asked.close()
+        ticket.close(outcome)
+
+
+def _as_failure(asked: RequestContext, error: Exception) -> Exception:
+    """What ended the request: the pipeline's own account of it, a refusal, or what vLLM makes of it."""
+    if asked.failure is not None:
+        return RemoteFailure(asked.failure)
+    if isinstance(error, TrivetError | ValidationError):
+        return error
+    failure = (error if isinstance(error, vllm_serving.ServingError) else vllm_serving.explain(error)).failure()
+    if failure.status >= 500:
+        log.error("request %s failed in the API", asked.request_id, exc_info=error)
+    return RemoteFailure(failure)
+
+
+def failure_of(error: Exception) -> Failure:
+    """The account of a TrivetError or a failed validation."""
+    if isinstance(error, TrivetError):
+        return error.failure()
+    assert isinstance(error, ValidationError)
+    return errors.invalid(error)
+
+
+def _outcome(error: BaseException) -> str:
+    """What the metrics call it."""
+    if isinstance(error, TrivetError | ValidationError):
+        return failure_of(error).code
+    return TrivetError.code if isinstance(error, Exception) else "cancelled"
+
+
+async def json_object(request: Request, deadline: float) -> dict[str, Any]:
+    """The body. Raises InvalidRequest, or DeadlineExceeded (`deadline` is in unix seconds)."""
+    try:
+        async with asyncio.timeout(deadline - time.time()):
+            received = await request.body()
+    except TimeoutError:
+        raise DeadlineExceeded("the request's deadline passed before its body had come") from None
+    try:
+        body = orjson.loads(received)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not JSON: {error.msg} at byte {error.pos}") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    return body
+
+
+def _deadline(services: Services, request: Request) -> float:
+    limit = services.settings.api.request_timeout_s
+    given = request.headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return time.time() + limit
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InvalidRequest(f"{TIMEOUT_HEADER} must be a positive number of seconds", param=TIMEOUT_HEADER)
+    return time.time() + min(seconds, limit)
