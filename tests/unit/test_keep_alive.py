@@ -172,6 +172,22 @@ def served(send: Callable[[Any], Any], app: Callable[[Any], Any]) -> Any:
     return run(main())
 
 
+def test_while_a_client_does_not_read_no_comments_heap_up() -> None:
+    begun: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        begun.append(message.get("body", b""))
+        if len(begun) == 2:
+            await asyncio.sleep(55)
+
+    async def app(inner: Any) -> None:
+        await inner({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        begun.append(b"taken")
+
+    served(send, app)
+    assert begun == [b"", b"data: 1\n\n", b"taken"]
+
+
 @pytest.mark.parametrize("error", [OSError("gone"), RuntimeError("a bug")])
 def test_a_comment_that_cannot_be_sent_is_the_last(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     tried: list[bytes] = []
