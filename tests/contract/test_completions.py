@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
+from api import context
+from api.context import RequestContext
 from app.errors import NoWorker, WorkerLost
-from app.messages import TokenLogprob
+from app.messages import Delta, TokenLogprob
 from tests.contract.serving import Surface, answer, chunks, spoken, step
 
 PATH = "/v1/completions"
@@ -144,3 +148,28 @@ async def test_what_is_refused(surface: Surface, body: dict[str, Any], param: st
 async def test_another_model(surface: Surface) -> None:
     found = await surface.post(PATH, model="other", prompt="x")
     assert (found.status_code, found.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("ask", [{"prompt": ["hi", "you"], "n": 2}, {"prompt": "hi"}])
+async def test_a_client_that_leaves_stops_every_choice(surface: Surface, ask: dict[str, Any]) -> None:
+    running: list[str] = []
+
+    async def endless(job: Any) -> AsyncGenerator[list[Delta], None]:
+        running.append(job.request_id)
+        try:
+            yield [step(0, "a", [5])]
+            await asyncio.Event().wait()
+        finally:
+            running.remove(job.request_id)
+
+    surface.pipeline.stream = endless
+    asked = RequestContext("test", 2e9)
+    context.enter(asked)
+    frames = await surface.serving.completion(surface.serving.completion_request({**ask, "stream": True}, "test"))
+    for _ in range(ask.get("n", 1) * (1 if ask["prompt"] == "hi" else 2)):
+        await anext(frames)
+    assert len(running) == (4 if "n" in ask else 1)
+    await frames.aclose()
+    await asyncio.wait_for(asked.close(), 5)
+    assert running == []
+    del surface.pipeline.stream

@@ -11,9 +11,8 @@ import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from api import errors, metrics
+from api import errors, generation, metrics
 from api.middleware import RequestId
-from api import generation
 from api.routes import chat
 from app.settings import Settings
 from tests.polling import until
