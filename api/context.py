@@ -11,13 +11,15 @@ from app.errors import Failure
 
 @dataclass
 class RequestContext:
-    """`deadline` is in unix seconds. `failure` is what ended the request, for the route to put into words.
+    """`deadline` is in unix seconds, `tenant` tells whose key came with the request. `failure` is what ended it, for
+    the route to put into words.
 
     `media_tokens` is filled with the first output: how many tokens a medium takes, only the worker knows.
     """
 
     request_id: str
     deadline: float
+    tenant: str = ""
     failure: Failure | None = None
     media_tokens: dict[str, int] = field(default_factory=dict)
     on_close: list[Callable[[], Awaitable[None]]] = field(default_factory=list)

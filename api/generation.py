@@ -73,7 +73,8 @@ async def answer(request: Request, generation: Generation) -> Response:
     A stream's status is sent with its first frame, so that an error before any token has a status of its own.
     """
     services: Services = request.app.state.services
-    asked = RequestContext(request.state.request_id, _deadline(services, request))
+    tenant = getattr(request.state, "tenant", "")
+    asked = RequestContext(request.state.request_id, _deadline(services, request), tenant)
     ticket = Ticket(services)
     try:
         body = await json_object(request, asked.deadline)
@@ -100,7 +101,7 @@ async def _begin(
     services: Services, asked: RequestContext, body: dict[str, Any], generation: Generation
 ) -> Response | tuple[Frame, Frames]:
     """A whole response, or the first frame and those to come."""
-    held = await services.intake.admit(body, generation.shape)
+    held = await services.intake.admit(body, generation.shape, asked.tenant)
     asked.on_close.append(partial(services.intake.release, held))
     # Clients that send every field they know send null for "default".
     given = {name: value for name, value in body.items() if value is not None}

@@ -7,6 +7,7 @@ twice.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,11 +47,11 @@ class Intake:
         self._holder = holder
         self._fingerprint = fingerprint
 
-    async def admit(self, body: dict[str, Any], shape: Shape = media_parts.CHAT) -> list[str]:
+    async def admit(self, body: dict[str, Any], shape: Shape = media_parts.CHAT, tenant: str = "") -> list[str]:
         """Replace the body's media by references, in place, and answer what `release` has to get when it ends.
 
-        `shape` tells where this API's bodies have them. Raises InvalidRequest, which names the part, and
-        MediaMemoryFull; then nothing is held.
+        `shape` tells where this API's bodies have them; each tenant has names of its own for them. Raises
+        InvalidRequest, which names the part, and MediaMemoryFull; then nothing is held.
         """
         _refuse_internal(body, "")
         if isinstance(xargs := body.get("vllm_xargs"), dict):
@@ -61,7 +62,8 @@ class Intake:
         self._check_number(parts)
         # Who asks for a KV cache of its own has names of its own for its media, too: the encoder's cache goes by them.
         salt = body.get("cache_salt")
-        request = _Request(salt if isinstance(salt, str) else "")
+        salts = [tenant, salt if isinstance(salt, str) else ""]
+        request = _Request(json.dumps(salts) if any(salts) else "")
         try:
             # One at a time: a request must not hold many decoded media in memory at once.
             for path, part in parts:

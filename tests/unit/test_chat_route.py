@@ -36,7 +36,7 @@ class Intake:
     def __init__(self) -> None:
         self.released: list[list[str]] = []
 
-    async def admit(self, _body: dict[str, Any], _shape: Any) -> list[str]:
+    async def admit(self, _body: dict[str, Any], _shape: Any, _tenant: str) -> list[str]:
         return ["identity"]
 
     async def release(self, identities: list[str]) -> None:

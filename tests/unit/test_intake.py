@@ -1,6 +1,7 @@
 """api.intake."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,14 @@ class Desk:
         self.folder = folder
         self.capacity = 10_000_000
 
-    async def admit(self, body: dict[str, Any], enabled: bool = True, **limits: Any) -> list[MediaRef]:
+    async def admit(
+        self, body: dict[str, Any], enabled: bool = True, tenant: str = "", **limits: Any
+    ) -> list[MediaRef]:
         """The references that came into the body, in its order."""
         settings = Settings(model="m", enable_multimodal=enabled, media=MediaSettings(**limits))
         self.holder = MediaHolder(self.plane, self.folder, self.capacity)
         self.intake = Intake(settings, self.holder, "fingerprint")
-        self.held = await self.intake.admit(body)
+        self.held = await self.intake.admit(body, tenant=tenant)
         return list(_references(body))
 
     async def release(self) -> None:
@@ -136,11 +139,23 @@ async def test_the_same_bytes_under_two_urls_are_held_once(desk: Desk) -> None:
     await desk.release()
 
 
+async def test_a_tenant_names_the_picture_anew(desk: Desk) -> None:
+    """With a salt of its own or without: no tenant's salt is another tenant."""
+    seen = set()
+    for tenant, salt in (("", None), ("t", None), ("u", None), ("t", "u"), ("u", "t"), ("", "t"), ("", "u")):
+        body = {"messages": [message(image())]} | ({"cache_salt": salt} if salt else {})
+        (ref,) = await desk.admit(body, tenant=tenant)
+        seen.add(ref.identity)
+    assert len(seen) == 7
+
+
 async def test_a_cache_salt_names_the_picture_anew(desk: Desk) -> None:
     names = set()
     for salt in (None, "a", "b", "a"):
         (ref,) = await desk.admit({"messages": [message(image())], "cache_salt": salt})
-        assert ref.identity == identify(PICTURE, modality="image", model="fingerprint", salt=salt or "")
+        salts = json.dumps(["", salt]) if salt else ""
+        named = identify(PICTURE, modality="image", model="fingerprint", salt=salts)
+        assert ref.identity == named
         names.add(ref.identity)
     assert len(names) == 3
 
