@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from app.errors import Failure
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -27,7 +30,10 @@ class RequestContext:
     async def close(self) -> None:
         """Stop whatever still runs for the request, and let go what it holds: the last first, and each once."""
         while self.on_close:
-            await self.on_close.pop()()
+            try:
+                await self.on_close.pop()()
+            except Exception:
+                log.exception("request %s: something of it was not closed", self.request_id)
 
 
 _current: ContextVar[RequestContext] = ContextVar("request_context")

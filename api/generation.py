@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import orjson
 from fastapi import Request
@@ -19,10 +19,12 @@ from api import context, errors, media_parts, vllm_serving
 from api.admission import Ticket
 from api.context import RequestContext
 from api.disconnect import ClientGone, unless_disconnected
+from api.ending import to_the_end
 from api.services import Services
 from app.errors import DeadlineExceeded, Failure, InvalidRequest, RemoteFailure, TrivetError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 TIMEOUT_HEADER = "x-request-timeout"
 #: Proxies must not hold tokens back.
@@ -106,7 +108,7 @@ async def _begin(
     # Clients that send every field they know send null for "default".
     given = {name: value for name, value in body.items() if value is not None}
     try:
-        found = await generation.run(services, given, asked.request_id)
+        found = await _within(asked.deadline, generation.run(services, given, asked.request_id))
         if not isinstance(found, AsyncGenerator):
             return Response(generation.whole(found), media_type="application/json")
         first = await anext(found)
@@ -116,6 +118,17 @@ async def _begin(
     except Exception as error:
         raise _as_failure(asked, error) from error
     return first, found
+
+
+async def _within(deadline: float, work: Coroutine[Any, Any, T]) -> T:
+    """A whole answer, or the way to a stream's first frame: it tokenizes, which nobody else limits in time."""
+    try:
+        async with asyncio.timeout(deadline - time.time()) as limit:
+            return await work
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise DeadlineExceeded("the request's deadline passed") from None
 
 
 async def _stream(
@@ -134,9 +147,15 @@ async def _stream(
         outcome = failure.code
         yield generation.failed(failure)
     finally:
-        await frames.aclose()
-        await asked.close()
         ticket.close(outcome)
+        await to_the_end(_leave(frames, asked))
+
+
+async def _leave(frames: Frames, asked: RequestContext) -> None:
+    try:
+        await frames.aclose()
+    finally:
+        await asked.close()
 
 
 def _as_failure(asked: RequestContext, error: Exception) -> Exception:

@@ -1,0 +1,70 @@
+"""api.ending and the end of a stream: what a client that left has to leave behind, whoever cancels whom."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.responses import StreamingResponse
+
+from api import generation
+from api.admission import Ticket
+from api.context import RequestContext
+from api.ending import to_the_end
+
+
+async def test_it_ends_although_its_caller_is_cancelled_again_and_again() -> None:
+    go, done = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        await go.wait()
+        done.set()
+
+    caller = asyncio.create_task(to_the_end(work()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    go.set()
+    await asyncio.wait_for(done.wait(), 5)
+
+
+async def test_a_client_that_leaves_a_stream_leaves_nothing_behind() -> None:
+    """Under Starlette's own cancel scope, which cancels at every await of the clean-up too."""
+    services: Any = SimpleNamespace(settings=SimpleNamespace(api=SimpleNamespace(max_in_flight=9)), in_flight=0)
+    ticket, asked, closed = Ticket(services), RequestContext("r", 2e9), asyncio.Event()
+
+    async def close() -> None:
+        await asyncio.sleep(0.01)
+        closed.set()
+
+    async def breaks() -> None:
+        raise RuntimeError("one that fails does not keep the others from closing")
+
+    asked.on_close += [close, breaks]
+
+    async def frames() -> Any:
+        try:
+            while True:
+                await asyncio.sleep(0.01)
+                yield "data: {}\n\n"
+        finally:
+            await asyncio.sleep(0.01)
+
+    gone = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message.get("body"):
+            gone.set()
+
+    stream = generation._stream("data: {}\n\n", frames(), asked, ticket, generation.Generation())
+    response = StreamingResponse(stream)
+    scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}}
+    await asyncio.wait_for(response(scope, receive, send), 5)  # type: ignore[arg-type]
+    await asyncio.wait_for(closed.wait(), 5)
+    assert services.in_flight == 0
