@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from api import choices
+
 TEXT = {"type": "string"}
 NUMBER = {"type": "number"}
 FLAG = {"type": "boolean"}
@@ -26,7 +28,7 @@ SAMPLING = {
 STOP = {"oneOf": [TEXT, {"type": "array", "items": TEXT}]}
 OPENAI_SAMPLING = {
     **SAMPLING,
-    "n": COUNT,
+    "n": {**COUNT, "maximum": choices.MAX_CHOICES},
     "seed": {"type": "integer"},
     "stop": STOP,
     "stream_options": OBJECT,

@@ -18,6 +18,11 @@ EARLY = frozenset({"response.created", "response.in_progress"})
 class Responses(OpenAIServingResponses):
     """Answers are stored nowhere: nothing that would have to outlive the request is kept in this process."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # An environment that says otherwise is none of ours: nothing here would ever let go what was kept.
+        self.enable_store = False
+
     async def responses_full_generator(self, *args: Any, **kwargs: Any) -> Any:
         answer = await super().responses_full_generator(*args, **kwargs)
         usage, media = getattr(answer, "usage", None), current().media_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from api import service_tier, vllm_parsers
+from api import choices, service_tier, vllm_parsers
 from api.pipeline import Pipeline
 from app import torchvision_ops, vllm_args
 from app.errors import Failure, InvalidRequest, ModelNotFound
@@ -54,7 +54,7 @@ class Serving:
     def chat_request(self, body: dict[str, Any], request_id: str) -> Any:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-        return self._request(ChatCompletionRequest, {**body, "request_id": request_id})
+        return choices.checked(self._request(ChatCompletionRequest, {**body, "request_id": request_id}))
 
     async def chat(self, request: Any) -> Any:
         """An async generator of SSE frames, or a ChatCompletionResponse."""
@@ -64,7 +64,7 @@ class Serving:
     def completion_request(self, body: dict[str, Any], request_id: str) -> Any:
         from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
-        return self._request(CompletionRequest, {**body, "request_id": request_id})
+        return choices.checked(self._request(CompletionRequest, {**body, "request_id": request_id}))
 
     async def completion(self, request: Any) -> Any:
         """An async generator of SSE frames, or a CompletionResponse."""

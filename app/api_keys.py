@@ -14,14 +14,8 @@ def read(api: ApiSettings) -> tuple[str, ...]:
     """All keys, each once, those of the setting first. Raises SettingsError, which never repeats a key."""
     keys = [one.get_secret_value() for one in api.api_keys]
     if api.api_keys_file is not None:
-        keys += _in_file(Path(api.api_keys_file))
-    if admin(api) in keys:
-        raise SettingsError(f"api.admin_key ({variable('api.admin_key')}) must not be one of the other keys")
+        keys += in_file(Path(api.api_keys_file))
     return tuple(dict.fromkeys(keys))
-
-
-def admin(api: ApiSettings) -> str | None:
-    return api.admin_key.get_secret_value() if api.admin_key is not None else None
 
 
 def headers(key: str | None) -> dict[str, str]:
@@ -29,7 +23,8 @@ def headers(key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def _in_file(path: Path) -> list[str]:
+def in_file(path: Path) -> list[str]:
+    """The keys of a file, at least one. Raises SettingsError, which never repeats a key."""
     where = f"api.api_keys_file ({variable('api.api_keys_file')}): {path}"
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -39,7 +34,7 @@ def _in_file(path: Path) -> list[str]:
     for number, line in enumerate(lines, 1):
         key = COMMENT.sub("", line).strip()
         if key and not KEY.fullmatch(key):
-            raise SettingsError(f"{where}, line {number}: a key is printable ASCII without spaces and commas")
+            raise SettingsError(f"{where}, line {number}: a key is printable ASCII without spaces, commas and $")
         keys += [key] if key else []
     if not keys:
         # Open to everybody is what nobody wants who names a file.

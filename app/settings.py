@@ -24,12 +24,12 @@ ENV_DELIMITER = "__"
 CONFIG_VARIABLE = "TRIVET_CONFIG"
 DEFAULT_CONFIG = "trivet.toml"
 
-#: What an HTTP header can hold as one word.
-KEY = re.compile(r"[!-+\--~]{1,512}")
+#: What an HTTP header can hold as one word. Without $, which Docker Compose would replace.
+KEY = re.compile(r"[!-#%-+\--~]{1,512}")
 #: As browsers send it.
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,?#@A-Z]+")
 #: Settings whose values nobody but the API gets to see.
-SECRETS = ("api.api_keys", "api.admin_key")
+SECRETS = ("api.api_keys",)
 
 
 class SettingsError(ValueError):
@@ -92,7 +92,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _check_key(key: SecretStr) -> None:
     if not KEY.fullmatch(key.get_secret_value()):
-        raise ValueError("a key is printable ASCII without spaces and commas, 512 characters at most")
+        raise ValueError("a key is printable ASCII without spaces, commas and $, 512 characters at most")
 
 
 class WorkerSettings(Section):
@@ -157,8 +157,6 @@ class ApiSettings(Section):
     """Keys that open the API, comma-separated. With none here and none in `api_keys_file` it is open to everybody."""
     api_keys_file: str | None = None
     """File with further keys, one a line; `#` begins a comment. Read at the start."""
-    admin_key: SecretStr | None = None
-    """The key of `/admin/`, which opens nothing else. Not given: there is no such endpoint."""
     open_metrics: bool = False
     """Answer `/metrics` without a key, too."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
@@ -176,13 +174,6 @@ class ApiSettings(Section):
     def _usable(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         for one in value:
             _check_key(one)
-        return value
-
-    @field_validator("admin_key")
-    @classmethod
-    def _usable_admin(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None:
-            _check_key(value)
         return value
 
     @field_validator("cors_origins")
@@ -347,9 +338,7 @@ def environment(settings: Settings, *, everything: bool = False) -> dict[str, st
 
 def secrets(settings: Settings) -> dict[str, str]:
     """The variables that `environment` leaves out: for the API's process alone."""
-    api = settings.api
-    admin = api.admin_key.get_secret_value() if api.admin_key else ""
-    values = (",".join(one.get_secret_value() for one in api.api_keys), admin)
+    values = (",".join(one.get_secret_value() for one in settings.api.api_keys),)
     return {variable(path): value for path, value in zip(SECRETS, values, strict=True) if value}
 
 

@@ -43,10 +43,6 @@ def create(api: settings.ApiSettings) -> FastAPI:
     async def messages(body: dict[str, Any]) -> Any:
         raise NoWorker(f"no worker for: {body.get('model')}")
 
-    @made.get("/admin/state")
-    async def state() -> dict[str, str]:
-        return {"state": "fine"}
-
     @made.get("/health/live")
     @made.get("/health/ready")
     @made.get("/metrics")

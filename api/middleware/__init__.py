@@ -28,7 +28,7 @@ def install(app: FastAPI, api: ApiSettings) -> bool:
     if api.sse_keep_alive_s > 0:
         app.add_middleware(KeepAlive, interval_s=api.sse_keep_alive_s)
     app.add_middleware(BodyLimit, max_bytes=lambda: int(api.max_body_mb * 1e6))
-    app.add_middleware(ApiKeyGuard, keys=keys, admin_key=api_keys.admin(api), open_metrics=api.open_metrics)
+    app.add_middleware(ApiKeyGuard, keys=keys, open_metrics=api.open_metrics)
     app.add_middleware(LastResort)
     if api.cors_origins:
         # Any header: clients keep adding their own (x-stainless-...), and none opens anything by itself.

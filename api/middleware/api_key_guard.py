@@ -7,7 +7,6 @@ import hmac
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import errors
@@ -17,12 +16,9 @@ from app.errors import Failure, InvalidApiKey
 OPEN = frozenset({"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
 OPEN_BELOW = "/health/"
 METRICS = "/metrics"
-#: What changes the service, and so has a key of its own.
-ADMIN_BELOW = "/admin/"
 
 NO_KEY = "this API needs a key: send it in the header 'Authorization: Bearer <key>', or 'x-api-key: <key>'"
 WRONG_KEY = "the API key is not one that this API knows"
-NO_SUCH_ENDPOINT = Failure(404, "not_found", "Not Found")
 
 
 class Lock(NamedTuple):
@@ -44,10 +40,9 @@ class ApiKeyGuard:
     The tenant is 32 hexadecimal digits that follow from the key, and "" where no keys are set.
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str], admin_key: str | None, open_metrics: bool) -> None:
+    def __init__(self, app: ASGIApp, keys: Iterable[str], open_metrics: bool) -> None:
         self._app = app
         self._locks = [lock(key) for key in keys]
-        self._admin = [lock(admin_key)] if admin_key else []
         self._open_metrics = open_metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,15 +62,10 @@ class ApiKeyGuard:
         """Why the request may not pass, if so. Sets its tenant."""
         state = scope.setdefault("state", {})
         state["tenant"] = ""
-        path = get_route_path(scope)
-        admin = path.startswith(ADMIN_BELOW)
-        if admin and not self._admin:
-            return NO_SUCH_ENDPOINT
-        locks = self._admin if admin else self._locks
-        if not locks or self._is_open(scope, path):
+        if not self._locks or self._is_open(scope, route_path(scope)):
             return None
         given = _given(scope)
-        tenants = [tenant for one in given if (tenant := opened(locks, one)) is not None]
+        tenants = [tenant for one in given if (tenant := opened(self._locks, one)) is not None]
         if not tenants:
             return InvalidApiKey(WRONG_KEY if given else NO_KEY).failure()
         state["tenant"] = tenants[0]
@@ -85,6 +75,14 @@ class ApiKeyGuard:
         # Browsers ask without a key what they may do (CORS).
         asks = scope["type"] == "http" and scope["method"] == "OPTIONS"
         return asks or is_open(path) or (self._open_metrics and path == METRICS)
+
+
+def route_path(scope: Scope) -> str:
+    """The path that routing goes by: without the prefix under which a proxy serves the API (`--root-path`)."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    below = path.removeprefix(root)
+    return below if below == "" or below.startswith("/") else path
 
 
 def is_open(path: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from api import openapi_bodies
+from api import choices, openapi_bodies
 from api.generation import Generation, answer
 from api.services import Services
 from app.errors import InvalidRequest
@@ -30,8 +30,6 @@ BODY = {
     "logprobs": {"type": "integer", "minimum": 0},
     **openapi_bodies.OPENAI_SAMPLING,
 }
-#: Most prompts of one request: each is a request of its own to the workers.
-MAX_PROMPTS = 128
 
 
 class Completion(Generation):
@@ -47,8 +45,8 @@ def _checked(body: dict[str, Any]) -> dict[str, Any]:
     prompt, best_of = body.get("prompt"), body.get("best_of")
     if prompt is None:
         raise InvalidRequest("the prompt is missing", param="prompt")
-    if isinstance(prompt, list) and not all(isinstance(one, int) for one in prompt) and len(prompt) > MAX_PROMPTS:
-        raise InvalidRequest(f"more than {MAX_PROMPTS} prompts in one request", param="prompt")
+    if choices.prompts(prompt) > choices.MAX_CHOICES:
+        raise InvalidRequest(f"more than {choices.MAX_CHOICES} prompts in one request", param="prompt")
     if best_of is not None and best_of != body.get("n", 1):
         raise InvalidRequest("best_of is not supported, unless it equals n", param="best_of")
     return body

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any, NoReturn
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from api import media_parts, openapi_bodies
+from api import media_parts, openapi_bodies, response_history
 from api.generation import Frame, Generation, answer
 from api.services import Services
 from api.vllm_serving import response_events
@@ -43,8 +44,10 @@ class ResponseGeneration(Generation):
             raise InvalidRequest("responses are not stored here, so none runs in the background", param="background")
         if previous := body.get("previous_response_id"):
             raise _unknown(str(previous), "previous_response_id")
-        found = await services.serving.responses(services.serving.responses_request(body, request_id))
-        return self._events.frames(found) if body.get("stream") else found
+        found = await services.serving.responses(
+            services.serving.responses_request(response_history.readable(body), request_id)
+        )
+        return self._events.frames(found) if isinstance(found, AsyncGenerator) else found
 
     def whole(self, answer: Any) -> str | bytes:
         return str(answer.model_dump_json(by_alias=True))

@@ -66,8 +66,8 @@ def chat(
     url: Annotated[
         str | None,
         typer.Option(
-            help="The API; that of the running `trivet up` if not given, with a key from the settings. "
-            "Another one's key comes from OPENAI_API_KEY."
+            help="The API; that of the running `trivet up` if not given, with a key from its file or the settings. "
+            "Otherwise the key comes from OPENAI_API_KEY."
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="The model; the server's first if not given.")] = None,
@@ -83,7 +83,7 @@ def chat(
     options = {"max_tokens": max_tokens, "temperature": temperature}
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     base = (url or _running_url(name)).rstrip("/").removesuffix("/v1")
-    headers = api_keys.headers(_key(url))
+    headers = api_keys.headers(_key(url, name))
     try:
         with httpx.Client(base_url=base, timeout=timeout, headers=headers) as client:
             talk = Conversation(
@@ -191,13 +191,18 @@ def _running_url(name: str) -> str:
     return f"http://{chosen.host}:{chosen.port}"
 
 
-def _key(url: str | None) -> str | None:
+def _key(url: str | None, name: str) -> str | None:
     """What opens the API. Keys of our own settings are for our own API alone."""
     from app import api_keys, settings
+    from app.launch.state import StateDirectory
 
+    others = os.environ.get("OPENAI_API_KEY")
     if url is not None:
-        return os.environ.get("OPENAI_API_KEY")
-    return next(iter(api_keys.read(settings.load().api)), None)
+        return others
+    state = StateDirectory(name).running()
+    if state is not None and state.api_keys_file is not None:
+        return api_keys.in_file(state.api_keys_file)[0]
+    return next(iter(api_keys.read(settings.load().api)), others)
 
 
 def _first_model(client: httpx.Client) -> str:

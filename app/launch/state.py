@@ -56,7 +56,7 @@ class ComponentState(BaseModel):
 class State(BaseModel):
     """One `up`. `ticks` is the supervisor's start in clock ticks since boot, `started` the same in unix seconds.
 
-    `needs_key`: the API is for clients with a key.
+    `needs_key`: the API is for clients with a key. `api_keys_file` has some, if it was named; none is in here.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -73,6 +73,7 @@ class State(BaseModel):
     warnings: list[str] = []
     api_url: str = ""
     needs_key: bool = False
+    api_keys_file: Path | None = None
     flower_url: str | None = None
     redis_url: str = ""
     cache_url: str = ""

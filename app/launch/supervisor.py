@@ -66,6 +66,7 @@ class Supervisor:
             topology=order.topology,
             model=settings.served_name,
             needs_key=order.api_key is not None,
+            api_keys_file=Path(named).absolute() if (named := settings.api.api_keys_file) else None,
             warnings=list(order.warnings),
             logs=directory.logs,
             sockets=_socket_directory(),

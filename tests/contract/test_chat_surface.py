@@ -165,6 +165,13 @@ async def test_the_tier_comes_back(surface: Surface, asked: str | None, told: st
         assert {one.get("service_tier") for one in found} == {told}
 
 
+@pytest.mark.parametrize(("ask", "param"), [({"n": 129}, "n"), ({"use_beam_search": True, "n": 2}, "use_beam_search")])
+async def test_more_than_is_served_is_refused(surface: Surface, ask: dict[str, Any], param: str) -> None:
+    found = await surface.chat(**ask)
+    assert (found.status_code, found.json()["error"]["param"]) == (400, param), found.text
+    assert surface.pipeline.jobs == []
+
+
 async def test_tools_without_a_parser_are_refused(surface: Surface) -> None:
     found = await surface.chat(tools=TOOLS)
     assert found.status_code == 400 and "--tool-call-parser" in found.json()["error"]["message"]

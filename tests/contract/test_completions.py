@@ -81,6 +81,14 @@ async def test_several_prompts_and_choices(surface: Surface, prompts: list[Any],
     assert usage["prompt_tokens_details"]["cached_tokens"] == 32
 
 
+async def test_the_most_choices(surface: Surface) -> None:
+    surface.pipeline.deltas = answer("a")
+    found = await surface.post(PATH, prompt=[5, 6, 7], n=128)
+    assert len(found.json()["choices"]) == 128
+    found = await surface.post(PATH, prompt=["hi", "you"], n=64)
+    assert len(found.json()["choices"]) == 128
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_echo_with_logprobs(surface: Surface, stream: bool) -> None:
     def tops(token: int, text: str) -> list[TokenLogprob]:
@@ -132,6 +140,11 @@ async def test_an_error_in_the_middle(surface: Surface, prompt: Any) -> None:
         ({"prompt": [[]]}, None),
         ({"prompt": ["x"] * 129}, "prompt"),
         ({"prompt": "x", "n": "many"}, "n"),
+        ({"prompt": "x", "n": 129}, "n"),
+        ({"prompt": "x", "n": "129"}, "n"),
+        ({"prompt": ["x", "y"], "n": 65}, "n"),
+        ({"prompt": [[5], [6]], "n": 65}, "n"),
+        ({"prompt": "x", "use_beam_search": True, "n": 2}, "use_beam_search"),
         ({"prompt": "x", "best_of": 3}, "best_of"),
         ({"prompt": "x", "temperature": -1}, "temperature"),
         ({"prompt": "x", "max_tokens": -1}, "max_tokens"),

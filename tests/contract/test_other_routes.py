@@ -8,6 +8,7 @@ import pytest
 
 from tests.contract.serving import Surface
 
+LONG = {"type": "text", "text": "x" * 8192}
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -36,6 +37,11 @@ async def test_a_conversations_tokens(surface: Surface) -> None:
             400,
             "messages[0].content[0]",
         ),
+        ("/tokenize", {"prompt": "x" * 16385}, 400, "prompt"),
+        ("/tokenize", {"messages": [*HI, {"role": "user", "content": "x" * 16384}]}, 400, "messages"),
+        ("/tokenize", {"messages": [{"role": "user", "content": [LONG, LONG]}]}, 400, "messages"),
+        ("/tokenize", {"messages": HI, "tools": [{"type": "function", "function": {"x" * 16384: 1}}]}, 400, "messages"),
+        ("/detokenize", {"tokens": [1] * 2049}, 400, "tokens"),
         ("/detokenize", {}, 400, "tokens"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens[0]"),
         ("/detokenize", {"tokens": [2**70]}, 400, "tokens[0]"),
@@ -44,6 +50,15 @@ async def test_a_conversations_tokens(surface: Surface) -> None:
 async def test_what_is_refused(surface: Surface, path: str, body: dict[str, Any], status: int, param: str) -> None:
     found = await surface.post(path, **body)
     assert (found.status_code, found.json()["error"]["param"]) == (status, param), found.text
+
+
+async def test_as_much_as_fits_is_taken(surface: Surface) -> None:
+    word = max((one for one in surface.tokenizer.get_vocab() if one.isascii() and one.isalpha()), key=len)
+    found = await surface.post("/tokenize", prompt=(word * 16384)[:16384])
+    assert found.status_code == 200, found.text
+    assert (await surface.post("/detokenize", tokens=[71] * 2048)).json() == {
+        "prompt": surface.tokenizer.decode([71] * 2048)
+    }
 
 
 async def test_models(surface: Surface) -> None:

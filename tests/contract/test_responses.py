@@ -13,6 +13,7 @@ from tests.pictures import data_url, encoded
 
 PATH = "/v1/responses"
 KNOWN: dict[str, Any] = {"prompt_token_ids": [1] * 33, "cached_tokens": 16, "media_tokens": {"image": 12}}
+REFUSAL = {"type": "refusal", "refusal": "I will not"}
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 
@@ -22,6 +23,10 @@ def numbered(found: list[Event]) -> list[str]:
     assert [one.data["sequence_number"] for one in found] == list(range(len(found)))
     assert [one.data["type"] for one in found] == [one.kind for one in found]
     return [one.kind.removeprefix("response.") for one in found]
+
+
+def said(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "id": "m", "status": "completed", "content": list(parts)}
 
 
 def usage_of(response: dict[str, Any]) -> tuple[int, int, int, int, Any]:
@@ -101,6 +106,37 @@ async def test_a_conversation_with_tools_and_pictures_is_understood(parsing: Sur
     assert prompt.count("<|image_pad|>") == 1 and "it rains" in prompt and "and now?" in prompt
 
 
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        (said(REFUSAL), "I will not"),
+        (said({"type": "output_text", "text": "Hm. ", "annotations": []}, REFUSAL), "Hm. I will not"),
+        ({"role": "assistant", "content": [REFUSAL]}, "I will not"),
+    ],
+)
+async def test_what_the_model_refused_is_part_of_the_talk(surface: Surface, item: Any, expected: str) -> None:
+    surface.pipeline.deltas = answer("a")
+    question = {"role": "user", "content": "why?"}
+    found = await surface.post(PATH, input=[question, item, question])
+    assert found.status_code == 200, found.text
+    assert expected in surface.tokenizer.decode(surface.pipeline.jobs[0].prompt.token_ids)
+
+
+@pytest.mark.parametrize("parts", [[{"type": "refusal"}], [{"type": "output_text"}], ["text"], [5]])
+async def test_parts_without_text_are_no_servers_error(surface: Surface, parts: list[Any]) -> None:
+    for item in (said(*parts), {"role": "assistant", "content": parts}):
+        found = await surface.post(PATH, input=[item])
+        assert found.status_code == 400, found.text
+
+
+@pytest.mark.parametrize(("given", "streams"), [("false", False), ("true", True), (0, False), ("no", False)])
+async def test_a_stream_is_what_vllm_reads_as_one(surface: Surface, given: Any, streams: bool) -> None:
+    surface.pipeline.deltas = answer("a")
+    found = await surface.post(PATH, input="hi", stream=given)
+    assert found.status_code == 200, found.text
+    assert found.headers["content-type"].startswith("text/event-stream" if streams else "application/json")
+
+
 async def test_structured_text_reaches_the_worker(surface: Surface) -> None:
     surface.pipeline.deltas = answer("{}")
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -136,6 +172,8 @@ async def test_an_error_in_the_middle(surface: Surface) -> None:
         ({"input": "x", "prompt": {"id": "p"}}, 400, "prompt"),
         ({"input": "x", "max_output_tokens": "many"}, 400, "max_output_tokens"),
         ({"input": "x", "model": "other"}, 404, "model"),
+        ({"input": [{"role": "user", "content": "x"}, said()]}, 400, "input[1].content"),
+        ({"input": [{"role": "assistant", "content": []}]}, 400, "input[0].content"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, 400, "input[0].type"),
     ],
 )
@@ -154,3 +192,15 @@ async def test_nothing_is_stored(surface: Surface) -> None:
     ):
         assert (found.status_code, found.json()["error"]["code"]) == (404, "not_found")
     assert surface.serving._responses.response_store == surface.serving._responses.msg_store == {}
+
+
+def test_no_environment_makes_vllm_keep_responses(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm import envs
+
+    from api.vllm_responses import Responses
+
+    monkeypatch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
+    assert envs.VLLM_ENABLE_RESPONSES_API_STORE
+    common = {"online_renderer": serving._responses.online_renderer, "request_logger": None}
+    made = Responses(serving.client, serving.models, chat_template=None, chat_template_content_format="auto", **common)
+    assert not made.enable_store

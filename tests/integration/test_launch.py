@@ -237,12 +237,14 @@ def seen_in(file: str, pids: dict[str, int], text: bytes) -> list[str]:
 
 async def test_keys_are_for_the_api_and_its_clients_alone(trivet: Trivet, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("sk-in-f1le  # for tests\n")
-    trivet.environment |= {"TRIVET_API__API_KEYS": "sk-5ecret,sk-5ecret-2", "TRIVET_API__ADMIN_KEY": "adm-5ecret"}
+    trivet.environment |= {"TRIVET_API__API_KEYS": "sk-5ecret,sk-5ecret-2"}
     async with trivet.up("--api-keys-file", str(tmp_path / "keys")) as answer:
         assert 'Authorization: Bearer $OPENAI_API_KEY"' in answer.out
         assert (await trivet.run("chat", "hi")).code == 0
         trivet.environment["TRIVET_API__API_KEYS"] = "sk-another"
-        assert (await trivet.run("chat", "hi")).err == "trivet: 401: no key\n"
+        assert (await trivet.run("chat", "hi")).code == 0, "the file is that of the running one"
+        trivet.environment["OPENAI_API_KEY"] = "sk-another"
+        assert (await trivet.run("chat", "--url", trivet.state.api_url, "hi")).err == "trivet: 401: no key\n"
         status = await trivet.run("status", "--json")
         pids = {one.name: one.pid for one in trivet.state.components}
         assert seen_in("cmdline", pids | {"supervisor": trivet.state.pid}, b"5ecret") == []

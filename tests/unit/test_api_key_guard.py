@@ -9,18 +9,15 @@ from pydantic import SecretStr
 from starlette.testclient import TestClient
 
 from api.middleware import api_key_guard
-from api.middleware.api_key_guard import ApiKeyGuard, lock, opened
+from api.middleware.api_key_guard import ApiKeyGuard, lock, opened, route_path
 from app.settings import ApiSettings
 from tests.served_app import create
 
 KEYS = ("sk-first", "sk-second", "sk-third")
-ADMIN = "sk-admin"
 
 
-def client(keys: tuple[str, ...] = KEYS, admin: str | None = ADMIN, **changes: Any) -> TestClient:
-    made = ApiSettings(
-        api_keys=tuple(map(SecretStr, keys)), admin_key=SecretStr(admin) if admin is not None else None, **changes
-    )
+def client(keys: tuple[str, ...] = KEYS, **changes: Any) -> TestClient:
+    made = ApiSettings(api_keys=tuple(map(SecretStr, keys)), **changes)
     return TestClient(create(made), raise_server_exceptions=False)
 
 
@@ -58,7 +55,6 @@ def test_a_proxys_own_credentials_do_not_hide_the_key() -> None:
         (bearer("sk-firstt"), api_key_guard.WRONG_KEY),
         (bearer("SK-FIRST"), api_key_guard.WRONG_KEY),
         (bearer("sk-first,sk-second"), api_key_guard.WRONG_KEY),
-        (bearer(ADMIN), api_key_guard.WRONG_KEY),
         ({"Authorization": b"Bearer \xff\xfe"}, api_key_guard.WRONG_KEY),
         ({"x-api-key": "Bearer sk-first"}, api_key_guard.WRONG_KEY),
         (bearer("k" * 20_000), api_key_guard.WRONG_KEY),
@@ -103,7 +99,7 @@ def test_an_open_path_is_no_way_to_another(path: str) -> None:
     from starlette.routing import Match
 
     scope: Any = {"type": "http", "method": "GET", "path": path, "root_path": "", "headers": []}
-    assert ApiKeyGuard(_unused, KEYS, None, open_metrics=False)._refusal(scope) is None
+    assert ApiKeyGuard(_unused, KEYS, open_metrics=False)._refusal(scope) is None
     app: FastAPI = create(ApiSettings())
     assert not any(route.matches(scope)[0] is Match.FULL for route in app.routes)
 
@@ -141,25 +137,36 @@ def test_metrics_are_open_when_a_setting_says_so() -> None:
     assert client(open_metrics=True).get("/v1/who").status_code == 401
 
 
-def test_without_keys_all_is_open_but_the_admins() -> None:
+def test_without_keys_all_is_open() -> None:
     one = client(keys=())
     assert one.get("/v1/who").json()["tenant"] == ""
     assert one.get("/v1/who", headers=bearer("whatever")).status_code == 200
-    assert one.get("/admin/state").status_code == 401
-    assert one.get("/admin/state", headers=bearer(ADMIN)).status_code == 200
-
-
-@pytest.mark.parametrize("headers", [{}, bearer("sk-first"), {"x-api-key": "sk-second"}])
-def test_admins_have_a_key_of_their_own(headers: dict[str, str]) -> None:
-    assert client().get("/admin/state", headers=headers).status_code == 401
-    assert client().get("/admin/state", headers=bearer(ADMIN)).json() == {"state": "fine"}
 
 
 @pytest.mark.parametrize("keys", [(), KEYS])
-def test_without_an_admin_key_there_are_no_admin_endpoints(keys: tuple[str, ...]) -> None:
-    for path in ("/admin/state", "/admin/nowhere", "/admin/"):
-        answer = client(keys, admin=None).get(path, headers=bearer("sk-first"))
+def test_there_are_no_admin_endpoints(keys: tuple[str, ...]) -> None:
+    for path in ("/admin/state", "/admin/"):
+        answer = client(keys).get(path, headers=bearer("sk-first"))
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert client().get("/admin/state").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "expected"),
+    [
+        ("/health/live", "", "/health/live"),
+        ("/llm/health/live", "/llm", "/health/live"),
+        ("/llm", "/llm", ""),
+        ("/llmhealth/live", "/llm", "/llmhealth/live"),
+        ("/v1/who", "/llm", "/v1/who"),
+        ("/llm/v1/who", "/llm/", "/llm/v1/who"),
+    ],
+)
+def test_a_path_is_read_as_routing_reads_it(path: str, root: str, expected: str) -> None:
+    from starlette._utils import get_route_path
+
+    scope = {"type": "http", "path": path, "root_path": root}
+    assert route_path(scope) == get_route_path(scope) == expected
 
 
 def test_tenants_are_the_keys_and_not_the_keys_themselves() -> None:
@@ -190,8 +197,8 @@ def test_all_keys_are_compared_whichever_is_given(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_guard_does_not_hold_the_keys() -> None:
-    guard = ApiKeyGuard(_unused, KEYS, ADMIN, open_metrics=False)
-    assert not any(key in repr(vars(guard)) for key in (*KEYS, ADMIN))
+    guard = ApiKeyGuard(_unused, KEYS, open_metrics=False)
+    assert not any(key in repr(vars(guard)) for key in KEYS)
 
 
 def test_a_preflight_needs_no_key() -> None:
@@ -207,6 +214,6 @@ async def test_a_websocket_is_no_way_around() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    guard = ApiKeyGuard(_unused, KEYS, None, open_metrics=False)
+    guard = ApiKeyGuard(_unused, KEYS, open_metrics=False)
     await guard({"type": "websocket", "path": "/v1/who", "headers": []}, _unused, send)
     assert sent == [{"type": "websocket.close", "code": 1008}]

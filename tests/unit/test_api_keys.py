@@ -16,10 +16,11 @@ from app.cli.main import app
 from app.cli.up import _order
 from app.launch import plan, readiness
 from app.launch.errors import StartFailed
+from app.launch.state import StateDirectory
+from app.launch.supervisor import Supervisor
 from app.settings import Settings, SettingsError, load
 
 SECRET = "sk-5ecret"
-ADMIN = "adm-5ecret"
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ def keys(**flags: Any) -> tuple[str, ...]:
 
 
 def test_none_is_the_default() -> None:
-    assert (keys(), api_keys.admin(load().api)) == ((), None)
+    assert keys() == ()
 
 
 def test_several_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,9 +46,8 @@ def test_several_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_list_in_the_file_of_settings() -> None:
-    Path("trivet.toml").write_text("[api]\napi_keys = ['a', 'b']\nadmin_key = 'c'\n")
+    Path("trivet.toml").write_text("[api]\napi_keys = ['a', 'b']\n")
     assert keys() == ("a", "b")
-    assert api_keys.admin(load().api) == "c"
 
 
 def test_a_file_of_keys_adds_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +64,7 @@ def test_a_file_of_keys_adds_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
         (b"# later\n\n", "has no key in it"),
         (b"good\n" + SECRET.encode() + b" two words\n", "line 2: a key is printable"),
         ("ü".encode(), "line 1: a key is printable"),
+        (b"a$b", "line 1: a key is printable ASCII without spaces, commas and $"),
         (b"\xff\xfe", "is no text"),
         (b"a" * 513, "line 1: a key is printable"),
     ],
@@ -77,19 +78,16 @@ def test_a_file_that_gives_no_keys_is_an_error_and_not_an_open_door(content: byt
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize("variable", ["TRIVET_API__API_KEYS", "TRIVET_API__ADMIN_KEY"])
-@pytest.mark.parametrize("value", [f"{SECRET} x", f"{SECRET}\tx", f"{SECRET}ü", SECRET * 100])
-def test_an_unusable_key_is_not_repeated(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
-    monkeypatch.setenv(variable, value)
+@pytest.mark.parametrize("value", [f"{SECRET}$x", f"{SECRET} x", f"{SECRET}\tx", f"{SECRET}ü", SECRET * 100])
+def test_an_unusable_key_is_not_repeated(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("TRIVET_API__API_KEYS", value)
     with pytest.raises(SettingsError) as caught:
         load()
-    assert str(caught.value).startswith(variable.removeprefix("TRIVET_").lower().replace("__", "."))
+    assert str(caught.value).startswith("api.api_keys")
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "written", [f"api_key = '{SECRET}'", f"api_keys = [['{SECRET}']]", f"admin_key = ['{SECRET}']"]
-)
+@pytest.mark.parametrize("written", [f"api_key = '{SECRET}'", f"api_keys = [['{SECRET}']]"])
 def test_nor_is_one_that_is_written_wrongly(written: str) -> None:
     Path("trivet.toml").write_text(f"[api]\n{written}\n")
     with pytest.raises(SettingsError) as caught:
@@ -97,33 +95,25 @@ def test_nor_is_one_that_is_written_wrongly(written: str) -> None:
     assert "api.a" in str(caught.value) and SECRET not in str(caught.value)
 
 
-def test_the_admins_key_is_no_other_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIVET_API__API_KEYS", f"a,{SECRET}")
-    with pytest.raises(SettingsError, match="must not be one of the other keys") as caught:
-        keys(api={"admin_key": SECRET})
-    assert SECRET not in str(caught.value)
-
-
 @pytest.mark.parametrize("flags", [("--json",), ()])
 def test_trivet_config_masks_them(monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]) -> None:
     monkeypatch.setenv("TRIVET_API__API_KEYS", f"{SECRET},{SECRET}2")
-    monkeypatch.setenv("TRIVET_API__ADMIN_KEY", ADMIN)
     answer = CliRunner().invoke(app, ["config", *flags])
     assert answer.exit_code == 0, answer.output
     assert "5ecret" not in answer.output and "***" in answer.output
     if flags:
         told = json.loads(answer.output)
-        assert [told[path]["value"] for path in settings.SECRETS] == ["***", "***"]
+        assert [told[path]["value"] for path in settings.SECRETS] == ["***"]
         assert told["api.api_keys"]["source"] == "environment TRIVET_API__API_KEYS"
 
 
 def test_trivet_config_says_that_none_is_set() -> None:
     told = json.loads(CliRunner().invoke(app, ["config", "--json"]).output)
-    assert [told[path]["value"] for path in settings.SECRETS] == ["", None]
+    assert [told[path]["value"] for path in settings.SECRETS] == [""]
 
 
 def with_keys(**changes: Any) -> Settings:
-    return load(model="m", enable_multimodal=True, api={"api_keys": [SECRET, "other"], "admin_key": ADMIN} | changes)
+    return load(model="m", enable_multimodal=True, api={"api_keys": [SECRET, "other"]} | changes)
 
 
 def test_no_way_of_writing_settings_down_shows_them(caplog: pytest.LogCaptureFixture) -> None:
@@ -142,15 +132,13 @@ def test_children_of_an_up_other_than_the_api_have_no_keys(tmp_path: Path) -> No
     assert all("5ecret" not in f"{one.argv} {one.environment}" for one in others)
     assert "5ecret" not in f"{api.argv} {api.log}"
     assert api.environment["TRIVET_API__API_KEYS"] == f"{SECRET},other"
-    assert api.environment["TRIVET_API__ADMIN_KEY"] == ADMIN
 
 
 def test_the_apis_process_loads_the_same_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     chosen = with_keys()
     for name, value in plan.api(chosen, plan.child_environment(chosen, tmp_path), tmp_path).environment.items():
         monkeypatch.setenv(name, value)
-    read = load()
-    assert (api_keys.read(read.api), api_keys.admin(read.api)) == ((SECRET, "other"), ADMIN)
+    assert keys() == (SECRET, "other")
 
 
 def test_an_up_that_could_not_open_its_own_api_does_not_begin() -> None:
@@ -190,13 +178,37 @@ async def test_the_first_request_of_an_up_brings_the_key() -> None:
 
 
 def test_trivet_chat_brings_our_own_key_to_our_own_api_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chat._key(None) is None
+    assert chat._key(None, "default") is None
     monkeypatch.setenv("TRIVET_API__API_KEYS", f"{SECRET},other")
-    assert chat._key(None) == SECRET
-    assert chat._key("https://elsewhere.example") is None
+    assert chat._key(None, "default") == SECRET
+    assert chat._key("https://elsewhere.example", "default") is None
     monkeypatch.setenv("OPENAI_API_KEY", "sk-elsewhere")
-    assert chat._key("https://elsewhere.example") == "sk-elsewhere"
-    assert chat._key(None) == SECRET
+    assert chat._key("https://elsewhere.example", "default") == "sk-elsewhere"
+    assert chat._key(None, "default") == SECRET
+    monkeypatch.delenv("TRIVET_API__API_KEYS")
+    assert chat._key(None, "default") == "sk-elsewhere"
+
+
+def test_trivet_chat_takes_the_key_from_the_file_of_the_running_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Path("keys").write_text(f"{SECRET}\nother\n")
+    directory = StateDirectory("blue")
+    directory.make()
+    chosen = with_keys(api_keys=[], api_keys_file="keys")
+    supervisor = Supervisor(chosen, _order(chosen, "agg", None, "", "blue", None), directory, lambda _: None)
+    directory.write(supervisor.state)
+    assert SECRET not in (directory.path / "state.json").read_text()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-elsewhere")
+    assert chat._key(None, "blue") == SECRET
+    assert chat._key(None, "default") == chat._key("https://elsewhere.example", "blue") == "sk-elsewhere"
+    (tmp_path / "keys").unlink()
+    with pytest.raises(SettingsError, match="keys: No such file"):
+        chat._key(None, "blue")
+    directory.write(supervisor.state.model_copy(update={"ticks": 1}))
+    assert chat._key(None, "blue") == "sk-elsewhere", "that one has ended"
 
 
 @pytest.mark.parametrize(

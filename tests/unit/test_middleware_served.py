@@ -16,7 +16,7 @@ from api.http_protocol import MAX_HEAD_BYTES
 from tests.polling import until
 from tests.served_app import served
 
-KEY, SECOND, ADMIN = "sk-first-5ecret", "sk-second-5ecret", "adm-5ecret"
+KEY, SECOND = "sk-first-5ecret", "sk-second-5ecret"
 BEARER = {"Authorization": f"Bearer {KEY}"}
 ORIGIN = "https://chat.example.com"
 HTTP = ("--http", "api.http_protocol:BoundedHttp")
@@ -32,7 +32,6 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(log: Path) -> Iterator[str]:
     variables = {
         "TRIVET_API__API_KEYS": f"{KEY},{SECOND}",
-        "TRIVET_API__ADMIN_KEY": ADMIN,
         "TRIVET_API__CORS_ORIGINS": ORIGIN,
         "TRIVET_API__SSE_KEEP_ALIVE_S": "0.1",
         "TRIVET_API__MAX_BODY_MB": "2",
