@@ -54,7 +54,10 @@ class ComponentState(BaseModel):
 
 
 class State(BaseModel):
-    """One `up`. `ticks` is the supervisor's start in clock ticks since boot, `started` the same in unix seconds."""
+    """One `up`. `ticks` is the supervisor's start in clock ticks since boot, `started` the same in unix seconds.
+
+    `tensors` is `tensors.directory`, which whoever reads this may have set otherwise.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -75,6 +78,7 @@ class State(BaseModel):
     owns_redis: bool = False
     logs: Path
     sockets: Path
+    tensors: Path = Path("/dev/shm")
     components: list[ComponentState] = []
 
     @property
