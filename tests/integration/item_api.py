@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from PIL import Image
 from app import keys
 from app.celery import ENCODE_TASK
 from app.media import MediaHolder
-from app.messages import EncodeTask, MediaRef, Plan, Prompt
+from app.messages import Assignment, EncodeTask, MediaRef, Plan, Prompt
 from app.registry import Fleet
 from app.roles import Role
 from app.routing import Ask, LeastLoaded
@@ -50,18 +51,20 @@ class Api:
         """Claim encode workers for what nobody has, and send them their tasks."""
         media = {ref.identity: ref for ref in prompt.media}
         plan = await self._router.plan(fleet, Ask(request_id, time.time() + 60, tuple(media), fingerprint))
-        for of, worker in plan.encode.items():
-            task = EncodeTask(
-                request_id=request_id,
-                attempt=0,
-                api="api-1",
-                model="m",
-                deadline=time.time() + 60,
-                item=media[of],
-                assigned=worker,
-            )
-            await self._sender.send(ENCODE_TASK, task, keys.worker_queue(Role.ENCODE, worker.worker))
+        await asyncio.gather(*(self._send(media[of], worker, request_id) for of, worker in plan.encode.items()))
         return plan
+
+    async def _send(self, item: MediaRef, worker: Assignment, request_id: str) -> None:
+        task = EncodeTask(
+            request_id=request_id,
+            attempt=0,
+            api="api-1",
+            model="m",
+            deadline=time.time() + 60,
+            item=item,
+            assigned=worker,
+        )
+        await self._sender.send(ENCODE_TASK, task, keys.worker_queue(Role.ENCODE, worker.worker))
 
     async def close(self) -> None:
         await self.holder.close()

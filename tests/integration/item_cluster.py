@@ -33,6 +33,7 @@ from tests.polling import until
 from workers import host as hosting
 from workers import tasks
 from workers.draining import turn_away
+from workers.items.encoder import AT_ONCE
 from workers.kv_budget import KVBudget
 
 E, PD, ENCODES = (Role.ENCODE,), (Role.PREFILL, Role.DECODE), tuple(Role)
@@ -45,18 +46,19 @@ class Worker:
     """Made by `Cluster.worker`."""
 
     def __init__(self, settings: Settings, name: str) -> None:
-        from workers.items.service import ItemService, Shelf
+        from workers.items.memory import EmbeddingMemory
+        from workers.items.service import ItemService
 
-        shelf = Shelf(settings, name)
+        memory = EmbeddingMemory(settings, name)
         self.settings = settings
         self.host = hosting.Host(settings, name, 8)
         self.me = self.host.me
-        self.engine = FakeEngine(shelf.embeddings)
-        self.folder = shelf.folder.path
+        self.engine = FakeEngine(memory.embeddings)
+        self.folder = memory.folder.path
         self.registry = CollectorRegistry()
         engine: Any = self.engine
         self.host.engine, self.host.budget = engine, KVBudget(hosting.UNBOUNDED, 16)
-        self.items = ItemService(settings, self.me, engine, shelf, self.host.cache, self.host.sender, self.registry)
+        self.items = ItemService(settings, self.me, engine, memory, self.host.cache, self.host.sender, self.registry)
         self.host.items = self.items
         self.local, self.store, self.counts = self.items.local, self.items.local.store, self.items.finder.counts
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -135,7 +137,10 @@ class Worker:
             "encoding": local._encoding,
             "records": local._records.keys() ^ store._entries.keys(),
             "renewed": local._renewed.keys() ^ local._records.keys(),
-            "locks": [one for one in local._locks.values() if one.locked()],
+            "locks": [one for one in [*local._locks.values(), *items.encoder._locks.values()] if one.locked()],
+            "arrivals": items.encoder.arrivals._settled,
+            "slots": AT_ONCE - items.encoder.slots._value,
+            "room": (local.room._wanted, local.room._queue, local.room._grants) if _used(local.room) else (),
             "work": items._running,
             "watches": items._announcements._watches,
             "jobs": self.host.jobs.ids(),
@@ -166,6 +171,10 @@ class Worker:
         self.tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failed.append(error)
+
+
+def _used(room: Any) -> bool:
+    return bool(room._wanted or room._queue or room._grants)
 
 
 class Cluster:

@@ -237,8 +237,10 @@ async def test_what_is_being_encoded_here_is_waited_for_although_another_has_it_
     first = asyncio.create_task(cluster.ask(agg, 1))
     await until(lambda: agg.engine.at_the_gate, "the encode")
     own = await other.items.encoder.prepare(await cluster.api.ref(1))
-    await other.engine.run(own.alone)
-    await other.items.encoder.announce(own)
+    with other.items.encoder.arrivals.arrival() as arrival:
+        async with other.items.encoder.reserving(own, arrival, 1):
+            await other.engine.run(own.alone)
+            await other.items.encoder.announce(own)
     second = asyncio.create_task(cluster.ask(agg, 1))
     await until(lambda: agg.counts.waited, "the second to wait")
     agg.engine.gate.set()
@@ -268,9 +270,9 @@ async def test_metrics_tell_what_became_of_items(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("broken", ["nothing saved", "no room", "other rows"])
-async def test_an_encoder_that_does_not_work_keeps_the_worker_from_starting(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
+async def test_an_encoder_that_does_not_work(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """It keeps a worker that only encodes from starting; one that prefills lets vLLM render its prompts."""
+
     def engine(folder: Any) -> FakeEngine:
         made = FakeEngine(folder)
         made.saves = broken != "nothing saved"
@@ -281,9 +283,14 @@ async def test_an_encoder_that_does_not_work_keeps_the_worker_from_starting(
 
     monkeypatch.setattr(item_cluster, "FakeEngine", engine)
     with pytest.raises(EncoderBroken):
-        await cluster.worker("agg@0", ENCODES, room=0.9 if broken == "no room" else 2)
-    left = [path for path in cluster.root.rglob("*") if "agg" in path.name]
+        await cluster.worker("encode@0", E, room=0.9 if broken == "no room" else 2)
+    left = [path for path in cluster.root.rglob("*") if "encode" in path.name]
     assert left == []
+    agg = await cluster.worker("agg@0", ENCODES, room=0.9 if broken == "no room" else 2)
+    assert not agg.host.record().spliceable
+    await cluster.ask(agg, 1)
+    assert agg.items.prompts.rendered_whole == 1
+    await cluster.quiet()
 
 
 def torch_rows(rows: int) -> Any:

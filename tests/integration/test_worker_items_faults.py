@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from app import cancellation, keys
-from app.errors import BrokerUnavailable, EncodeFailed, MediaExpired, WorkerLost
+from app import fleet as fleet_view
+from app.errors import BrokerUnavailable, EncodeFailed, MediaExpired, MediaRefused, WorkerLost
 from app.messages import Assignment
 from app.roles import Role
 from tests.integration.item_cluster import ENCODES, PD, Cluster, E, Worker, taker
@@ -219,4 +220,47 @@ async def test_a_dead_engine_of_an_encode_worker_is_another_way_to_fail(cluster:
     encode.engine.fault = WorkerLost("the worker's engine died")
     await cluster.ask(pd, 1)
     assert pd.engine.encodes == {identity(1): 1}
+    await cluster.quiet()
+
+
+async def test_an_owner_that_this_worker_does_not_know_yet_is_looked_up(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pd = await cluster.worker("pd@0", PD)
+    view, look = pd.items._fleet, pd.items._fleet._registry.workers
+    looks = 0
+
+    async def counted() -> Any:
+        nonlocal looks
+        looks += 1
+        return await look()
+
+    monkeypatch.setattr(fleet_view, "REFRESH_S", 1000.0)
+    await asyncio.sleep(0.6)
+    encode = await cluster.worker("encode@0", E)
+    await encode.stop_taking()
+    view.now = type(view.now)()
+    monkeypatch.setattr(view._registry, "workers", counted)
+    await cluster.index.claim(identity(1), encode.me, 30)
+    prompt = await cluster.api.prompt(1)
+    asking = [asyncio.create_task(cluster.ask(pd, placed=False, prompt=prompt)) for _ in range(50)]
+    await until(lambda: pd.counts.waited == 50, "all to wait for it")
+    assert looks <= 3
+    for one in asking:
+        one.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    await cluster.index.give_up(identity(1), encode.me)
+    dead = Assignment(worker="encode@9", incarnation="gone")
+    before = looks
+    assert [await view.knows(dead) for _ in range(100)] == [False] * 100
+    assert looks == before + 1
+    await cluster.quiet()
+
+
+async def test_a_modality_that_the_model_does_not_take_is_refused(cluster: Cluster) -> None:
+    agg = await cluster.worker("agg@0", ENCODES)
+    del agg.items.encoder.widths["image"]
+    with pytest.raises(MediaRefused) as caught:
+        await cluster.ask(agg, 1)
+    assert caught.value.param == "messages[0].content[0]"
     await cluster.quiet()

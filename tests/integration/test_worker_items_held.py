@@ -8,33 +8,95 @@ from typing import Any
 
 import pytest
 
+from app import keys
 from app.messages import Assignment
+from app.roles import Role
 from app.tensors import segment
 from tests.integration.item_cluster import ENCODES, PD, Cluster, E
 from tests.integration.item_engine import ROWS, WIDTH
 from tests.items import identity
-from tests.messages import decode_task
+from tests.messages import decode_task, worker
 from tests.polling import until
+from workers.embeddings.store import EmbeddingStore
 from workers.items.encoder import Width
+from workers.items.local import LocalItems
 
 
-@pytest.mark.parametrize("gone", ["file", "agent", "both"])
+@pytest.mark.parametrize("gone", ["lease", "file", "agent", "both"])
 async def test_a_holder_that_died_is_noticed_and_the_item_encoded_again(cluster: Cluster, gone: str) -> None:
     holder = await cluster.worker("agg@0", ENCODES)
     other = await cluster.worker("agg@1", ENCODES, transport="nixl" if gone == "agent" else "auto")
     await cluster.ask(holder, 1)
     await holder.die()
+    if gone != "lease":
+        # Its lease is not over yet.
+        await holder.host.registry.announce(holder.host.record())
+    await other.items._fleet.refresh()
     if gone == "file":
         (holder.store.directory / segment.file_name(identity(1))).unlink()
-    else:
+    elif gone != "lease":
         await holder.items.plane.close()
     if gone == "both":
         shutil.rmtree(holder.folder)
     await asyncio.gather(*(cluster.ask(other, 1) for _ in range(20)))
-    assert other.local.counts.failed == 1, "one request looks, and the others look into the index again"
+    # One request looks, and the others look into the index again. A worker known to be dead is not even asked.
+    assert other.local.counts.failed == (gone != "lease")
     assert other.engine.encodes == {identity(1): 1}
     await cluster.quiet()
     assert await cluster.holders(1) == {"agg@1"}
+
+
+async def test_a_holder_on_the_same_host_is_asked_first(cluster: Cluster) -> None:
+    holder, other = [await cluster.worker(f"agg@{at}", ENCODES) for at in range(2)]
+    await cluster.ask(holder, 1)
+    await cluster.quiet()
+    near = (await cluster.index.find([identity(1)]))[identity(1)].holders["agg@0"]
+    for at in range(20):
+        far = Assignment(worker=f"far@{at}", incarnation="f")
+        await cluster.redis.set(keys.worker(far.worker), worker(far, Role.DECODE).model_dump_json())
+        await cluster.redis.sadd(keys.WORKERS, far.worker)
+        elsewhere = near.descriptor.model_copy(update={"host": "another", "agent": "far", "path": "/nowhere"})
+        await cluster.index.add_holder(identity(1), far, elsewhere)
+    await cluster.ask(other, 1)
+    assert (other.local.counts.failed, other.local.counts.fetched, other.items.plane.counts.mapped) == (0, 1, 1)
+    await cluster.quiet()
+
+
+async def test_descriptors_are_renewed_in_time(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking an item up prolongs what the index says, and not the lease of what it names."""
+    holder = await cluster.worker("agg@0", ENCODES)
+    await cluster.ask(holder, 1, 2)
+    await cluster.quiet()
+
+    async def expiry(number: int) -> float:
+        known = (await cluster.index.find([identity(number)]))[identity(number)]
+        return float(known.holders["agg@0"].descriptor.expires_at)
+
+    before = [await expiry(1), await expiry(2)]
+    holder.local._renewed[identity(1)] -= holder.local._lease_s / 2
+    monkeypatch.setattr(holder.local, "_renew_every_s", 0.01)
+    renewing = asyncio.create_task(holder.local.keep_renewed())
+
+    async def renewed() -> bool:
+        return await expiry(1) > before[0]
+
+    try:
+        await until(renewed, "the renewal")
+    finally:
+        renewing.cancel()
+    assert await expiry(2) == before[1], "not yet"
+    await cluster.quiet()
+
+
+async def test_what_expires_soon_is_renewed_often(cluster: Cluster) -> None:
+    holder = await cluster.worker("agg@0", ENCODES)
+    local = holder.items.local
+    assert local._renew_every_s == 60.0 < local._lease_s / 4
+    short = LocalItems(
+        holder.me, EmbeddingStore(holder.folder / "s", 0), holder.items.plane, cluster.index, 60.0, print, local._alive
+    )
+    assert short._renew_every_s <= 15.0
+    await short._files.close()
 
 
 async def test_what_a_holder_evicts_it_says(cluster: Cluster) -> None:
@@ -79,8 +141,9 @@ async def test_an_item_that_comes_back_as_soon_as_it_was_evicted(cluster: Cluste
     await cluster.quiet()
 
 
-async def test_where_the_store_is_in_use_an_item_is_encoded_with_its_prompt(cluster: Cluster) -> None:
+async def test_where_the_store_stays_in_use_an_item_is_encoded_with_its_prompt(cluster: Cluster) -> None:
     encode, pd = await cluster.worker("encode@0", E), await cluster.worker("pd@0", PD, room=2)
+    pd.items.finder.timeout_s = 0.2
     async with pd.host.prompts.ready(decode_task("r"), await cluster.api.prompt(1, 2)) as ready:
         await pd.engine.run(ready.engine_input)
         await asyncio.gather(*(cluster.ask(pd, 3) for _ in range(5)))
