@@ -73,9 +73,9 @@ async def test_descriptors_are_renewed_in_time(cluster: Cluster, monkeypatch: py
         return float(known.holders["agg@0"].descriptor.expires_at)
 
     before = [await expiry(1), await expiry(2)]
-    holder.local._renewed[identity(1)] -= holder.local._lease_s / 2
-    monkeypatch.setattr(holder.local, "_renew_every_s", 0.01)
-    renewing = asyncio.create_task(holder.local.keep_renewed())
+    holder.local.published._renewed[identity(1)] -= holder.local.published._lease_s / 2
+    monkeypatch.setattr(holder.local.published, "_renew_every_s", 0.01)
+    renewing = asyncio.create_task(holder.local.published.keep_renewed())
 
     async def renewed() -> bool:
         return await expiry(1) > before[0]
@@ -91,11 +91,11 @@ async def test_descriptors_are_renewed_in_time(cluster: Cluster, monkeypatch: py
 async def test_what_expires_soon_is_renewed_often(cluster: Cluster) -> None:
     holder = await cluster.worker("agg@0", ENCODES)
     local = holder.items.local
-    assert local._renew_every_s == 60.0 < local._lease_s / 4
+    assert local.published._renew_every_s == 60.0 < local.published._lease_s / 4
     short = LocalItems(
         holder.me, EmbeddingStore(holder.folder / "s", 0), holder.items.plane, cluster.index, 60.0, print, local._alive
     )
-    assert short._renew_every_s <= 15.0
+    assert short.published._renew_every_s <= 15.0
     await short._files.close()
 
 
@@ -252,7 +252,7 @@ async def test_a_redis_that_was_emptied_learns_again_what_is_held(cluster: Clust
     assert encode.engine.encodes == {identity(1): 1}, "it has it still, and says so"
     await cluster.quiet()
     await cluster.redis.flushall()
-    pd.local._renewed[identity(1)] = 0.0
+    pd.local.published._renewed[identity(1)] = 0.0
     await cluster.ask(pd, 1, placed=False)
     await cluster.quiet()
     found = (await cluster.index.find([identity(1)]))[identity(1)]

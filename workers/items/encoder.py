@@ -29,7 +29,8 @@ from app.tensors.segment import ITEM_SIZES
 from workers import media_loading
 from workers.engine import Engine
 from workers.items.arrivals import Arrival, Arrivals
-from workers.items.local import LocalItems, Spawn
+from workers.items.local import LocalItems
+from workers.items.publishing import Spawn
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +165,7 @@ class ItemEncoder:
             own.stored = self._local.commit(own.record)
         if not own.stored:
             raise EncodeFailed("the engine saved no embedding: their cache is full or too small, or KV blocks had all")
-        await self._local.publish(own.record)
+        await self._local.published.publish(own.record)
         own.announced = True
 
     async def share(self, own: OwnItem) -> None:

@@ -1,19 +1,17 @@
-"""What this worker holds: embeddings in its store, their records, and what the cluster is told of both."""
+"""What this worker holds: embeddings in its store, encoded here or brought from other workers."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from weakref import WeakValueDictionary
 
-from app.errors import PeerGone, TensorError, TensorExpired, TensorIncompatible, TensorMissing, TrivetError
+from app.errors import PeerGone, TensorError, TensorExpired, TensorIncompatible, TensorMissing
 from app.items import ItemRecord
 from app.items.index import Found, Holder, ItemIndex
 from app.messages import Assignment
@@ -22,17 +20,15 @@ from app.tensors.plane import TensorPlane
 from workers.embeddings.file_thread import FileThread
 from workers.embeddings.room import Room
 from workers.embeddings.store import EmbeddingStore
+from workers.items.publishing import Published, Spawn
 from workers.items.together import together
 
 log = logging.getLogger(__name__)
 
-#: An item in use is made to last longer in Redis at most this often, and more often where it lasts but a minute or so.
-RENEW_EVERY_S = 60.0
 #: What tells that a holder does not have an embedding. Whatever else goes wrong may be this worker's own trouble, and
 #: no reason to take the holder from everybody.
 HOLDER_AT_FAULT = (TensorMissing, TensorExpired, TensorIncompatible, PeerGone)
 
-Spawn = Callable[[Coroutine[Any, Any, None]], object]
 Alive = Callable[[Assignment], Awaitable[bool]]
 
 
@@ -74,18 +70,13 @@ class LocalItems:
         self.store = store
         self.room = Room(store)
         self._files = FileThread(store)
-        self._me = me
+        self.published = Published(me, store, plane, index, lease_s, spawn)
         self._plane = plane
         self._index = index
-        self._lease_s = lease_s
-        self._renew_every_s = min(RENEW_EVERY_S, lease_s / 4)
         self._spawn = spawn
         self._alive = alive
-        self._records: dict[str, ItemRecord] = {}
-        self._renewed: dict[str, float] = {}
         self._encoding: set[str] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        store.on_evict = self._evicted
 
     def get(self, identity: str) -> ItemRecord | None:
         """The item's record, if its embedding is here."""
@@ -96,10 +87,7 @@ class LocalItems:
             log.error("%s, an embedding in use, was deleted by somebody else", path)
             self.store.remove(identity)
             return None
-        if time.monotonic() - self._renewed[identity] > self._renew_every_s:
-            self._renewed[identity] = time.monotonic()
-            self._spawn(self._tell(self._renew, identity))
-        return self._records[identity]
+        return self.published.used(identity)
 
     async def fetch(self, identity: str, found: Found) -> ItemRecord | None:
         """The record of an item that is here, or that somebody holds; None when there is no such holder.
@@ -194,9 +182,9 @@ class LocalItems:
         except TensorError as error:
             self._failed(identity, worker, error)
             raise NoRoom(error.message) from error
-        self._keep(record)
+        self.published.keep(record)
         self.counts.fetched += 1
-        self._spawn(self._tell(self._renew, identity))
+        self.published.renew(identity)
         return True
 
     async def _take(self, record: ItemRecord, holder: Holder) -> None:
@@ -245,7 +233,7 @@ class LocalItems:
         self._encoding.discard(record.identity)
         if self.store.commit(record.identity) is None:
             return False
-        self._keep(record)
+        self.published.keep(record)
         return True
 
     def abandon(self, identity: str) -> None:
@@ -253,74 +241,15 @@ class LocalItems:
         self._encoding.discard(identity)
         self.store.abandon(identity)
 
-    async def publish(self, record: ItemRecord) -> None:
-        """Tell the cluster, and whoever waits for it, that the item is here.
-
-        Raises TensorError, BrokerUnavailable, RecordTooLarge.
-        """
-        self.store.hold(record.identity)
-        try:
-            descriptor = await self._plane.publish(self._path(record.identity), self._lease_s)
-            await self._index.publish(record.identity, self._me, record, descriptor)
-        finally:
-            self.store.release(record.identity)
-
-    async def keep_renewed(self) -> None:
-        """For ever: give out new descriptors of what is here before the old ones are out of date."""
-        while True:
-            await asyncio.sleep(self._renew_every_s)
-            oldest = time.monotonic() - self._lease_s / 2
-            for identity in [one for one, renewed in self._renewed.items() if renewed < oldest]:
-                if identity in self._renewed:
-                    self._renewed[identity] = time.monotonic()
-                    await self._tell(self._renew, identity)
-
     async def close(self) -> None:
         """Tell the cluster that nothing is here any more."""
-        self.store.on_evict = None
         try:
-            await self._index.withdraw_all(self._me.worker, list(self._records), self._me.incarnation)
+            await self.published.close()
         finally:
             await self._files.close()
 
-    def _keep(self, record: ItemRecord) -> None:
-        self._records[record.identity] = record
-        self._renewed[record.identity] = time.monotonic()
-
-    def _evicted(self, identity: str) -> None:
-        self._records.pop(identity, None)
-        self._renewed.pop(identity, None)
-        self._spawn(self._tell(self._withdraw, identity))
-
-    async def _withdraw(self, identity: str) -> None:
-        await self._plane.withdraw(self._path(identity))
-        if not self.store.has(identity):
-            await self._index.withdraw(identity, self._me.worker, self._me.incarnation)
-
-    async def _renew(self, identity: str) -> None:
-        """Say (again) that it is here, and make its record last."""
-        self.store.hold(identity)
-        try:
-            if not self.store.has(identity):
-                return
-            known = (await self._index.find([identity]))[identity]
-            if known.record is None:
-                # A Redis that was emptied: without the record nobody could use what is here.
-                return await self.publish(self._records[identity])
-            descriptor = await self._plane.publish(self._path(identity), self._lease_s)
-            await self._index.add_holder(identity, self._me, descriptor)
-        finally:
-            self.store.release(identity)
-
     def _path(self, identity: str) -> Path:
         return self.store.directory / segment.file_name(identity)
-
-    async def _tell(self, what: Callable[[str], Coroutine[Any, Any, None]], identity: str) -> None:
-        """The index is a hint, and readers find out what is wrong in it: no reason for anything to fail."""
-        try:
-            await what(identity)
-        except (TrivetError, OSError) as error:
-            log.warning("the index does not hear of item %s: %s", identity, error)
 
 
 def _total(record: ItemRecord) -> int:

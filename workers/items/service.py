@@ -105,7 +105,7 @@ class ItemService:
         return [
             self._announcements.run(),
             self._fleet.run(),
-            self.local.keep_renewed(),
+            self.local.published.keep_renewed(),
             untaken.watch(self.local.room, self.index, self._me.worker),
         ]
 

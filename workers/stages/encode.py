@@ -66,7 +66,7 @@ async def _encode(host: Host, task: EncodeTask, arrival: Arrival) -> None:
     here = local.get(task.item.identity)
     if here is not None:
         # The index had lost it.
-        await local.publish(here)
+        await local.published.publish(here)
         local.room.keep_until_taken(task.item.identity)
     else:
         own = await encoder.prepare(task.item)
