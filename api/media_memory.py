@@ -25,6 +25,13 @@ class MediaMemory:
         await self._plane.start()
 
     async def close(self) -> None:
-        await self.holder.close()
-        await self._plane.close()
+        """Whatever fails, no file is left."""
+        try:
+            await self.holder.close()
+        finally:
+            self.remove()
+            await self._plane.close()
+
+    def remove(self) -> None:
+        """Delete the memory, for a process that ends at once."""
         self._folder.remove()

@@ -10,7 +10,7 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -32,11 +32,15 @@ from app.streaming import TokenReader
 
 log = logging.getLogger(__name__)
 
+#: How long an API process that ends tries to tell Redis so.
+LAST_WORDS_S = 2.0
+
 
 class Services:
     """The parts that routes use. Made by `running`."""
 
     serving: Serving
+    """From `start` on."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -90,17 +94,24 @@ class Services:
         await self.fleet.refresh()
 
     async def stop(self) -> None:
-        await self.pipeline.settle(2.0)
+        """Also after a `start` that failed on the way. Whatever fails here, the rest is done."""
+        async with AsyncExitStack() as last:
+            last.push_async_callback(self.broker.aclose)
+            last.push_async_callback(self.cache.aclose)
+            if self.media is not None:
+                last.push_async_callback(self.media.close)
+            if hasattr(self, "serving"):
+                last.callback(self.serving.shutdown)
+            last.push_async_callback(self._leave)
+            last.push_async_callback(self.pipeline.settle, 2.0)
+
+    async def _leave(self) -> None:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         with suppress(RedisError, OSError):
-            await self.cache.delete(keys.api(self.id), keys.replay(self.id))
-        self.serving.shutdown()
-        if self.media is not None:
-            await self.media.close()
-        await self.cache.aclose()
-        await self.broker.aclose()
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self.cache.delete(keys.api(self.id), keys.replay(self.id))
 
     async def _announce(self) -> None:
         record = {
@@ -135,23 +146,24 @@ class Services:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
-        task.add_done_callback(_must_not_end)
+        task.add_done_callback(self._must_not_end)
         return task
 
-
-def _must_not_end(task: asyncio.Task[None]) -> None:
-    if task.cancelled():
-        return
-    # Without its reader or its view of the fleet the process would answer nothing: better to be started anew.
-    log.critical("a background task of the API ended, and the process with it: %r", task.exception())
-    os._exit(70)
+    def _must_not_end(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        # Without its reader or its view of the fleet the process would answer nothing: better to be started anew.
+        log.critical("a background task of the API ended, and the process with it: %r", task.exception())
+        if self.media is not None:
+            self.media.remove()
+        os._exit(70)
 
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Services]:
     services = Services(settings)
-    await services.start()
     try:
+        await services.start()
         yield services
     finally:
         await services.stop()

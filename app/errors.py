@@ -140,11 +140,19 @@ class MediaMemoryFull(TrivetError):
 
 
 class TensorError(TrivetError):
-    """A buffer of another process could not be read."""
+    """A buffer of another process could not be read, or one of this process not be shown to others.
+
+    The message is for logs: it names hosts, processes and paths. Clients, and other processes, get `FOR_CLIENTS`.
+    """
+
+    FOR_CLIENTS: ClassVar[str] = "a medium or embedding could not be moved between the server's processes; try again"
 
     status = 503
     code = "tensor_unavailable"
     retry_after_s = 1
+
+    def failure(self) -> Failure:
+        return Failure(self.status, self.code, self.FOR_CLIENTS, self.param, self.retry_after_s)
 
 
 class TensorMissing(TensorError):

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 REFRESH_S = 0.5
 #: How long a worker may be missing, in its heartbeats: a Redis that was restarted empty knows it again after the next.
 GRACE_HEARTBEATS = 2.5
+#: Workers that are remembered as gone. An incarnation does not come back, or the view has it.
+UNKNOWN = 1000
 
 
 class FleetView:
@@ -31,15 +33,49 @@ class FleetView:
         self._on_lost = on_lost
         self._grace_s = GRACE_HEARTBEATS * heartbeat_s
         self._missing_since: dict[Assignment, float] = {}
+        self._begun = self._seen = 0
+        self._looking = asyncio.Lock()
+        self._unknown: set[Assignment] = set()
         self.now = Fleet()
         self.reachable = False
 
     async def refresh(self) -> Fleet:
-        before = self.now
-        self.now = Fleet.of(await self._registry.workers(), self._model)
+        self._begun += 1
+        number = self._begun
+        fleet = Fleet.of(await self._registry.workers(), self._model)
         self.reachable = True
+        if number < self._seen:  # a later one was quicker
+            return self.now
+        self._seen = number
+        before, self.now = self.now, fleet
         self._notice(before)
         return self.now
+
+    async def knows(self, worker: Assignment) -> bool:
+        """Whether it is in the registry. One that this view does not have may be new: the registry is asked, once.
+
+        When Redis does not answer, True: nobody knows that it is gone.
+        """
+        if self.now.find(worker.worker, worker.incarnation) is not None:
+            return True
+        if worker not in self._unknown:
+            try:
+                await self._look()
+            except (RedisError, OSError):
+                return True
+            if self.now.find(worker.worker, worker.incarnation) is not None:
+                return True
+            if len(self._unknown) >= UNKNOWN:
+                self._unknown.clear()
+            self._unknown.add(worker)
+        return False
+
+    async def _look(self) -> None:
+        """A refresh that begins from now on. All who ask for one during another one share the next."""
+        asked = self._begun
+        async with self._looking:
+            if self._seen <= asked:
+                await self.refresh()
 
     def is_lost(self, worker: Assignment) -> bool:
         """Whether `on_lost` has been told of it: whoever begins to depend on it now would not hear of that."""

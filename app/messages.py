@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
+from app import keys
 from app.errors import Failure
 
 Modality = Literal["image", "video"]
@@ -158,6 +159,11 @@ class EncodeTask(Task):
 
     item: MediaRef
     assigned: Assignment
+
+    @property
+    def expires_at(self) -> float:
+        """Whoever takes it too late gives the claim up, and does not just drop it: others wait."""
+        return self.deadline + keys.CANCELLED_TTL_S
 
 
 class StageTask(Task):

@@ -161,9 +161,10 @@ class Fleet:
         """
         if self.aggregated(media) or (self.prefillers(media) and self.decoders()):
             return []
-        held = frozenset[Role]().union(*(w.roles for w in self.open))
         wanted = frozenset({Role.PREFILL, Role.DECODE})
-        return sorted(wanted - held) or ([Role.ENCODE] if media else sorted(wanted))
+        held = frozenset[Role]().union(*(w.roles for w in self.open))
+        able = frozenset[Role]().union(*(w.roles for w in self.open if not media or w.multimodal))
+        return sorted(wanted - held) or sorted(wanted - able) or sorted(wanted)
 
 
 def _text(value: bytes | str) -> str:

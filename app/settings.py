@@ -202,9 +202,10 @@ class TensorSettings(Section):
     transport: Literal["auto", "nixl"] = "auto"
     """How buffers are read: `auto` maps the holder's file on one host and uses NIXL between hosts; `nixl` always."""
     host: str = "127.0.0.1"
-    """Address at which other processes reach this one's NIXL agent; on loopback NIXL is kept to loopback."""
+    """Address at which other processes reach this one's NIXL agent: NIXL uses its network interface alone. On a host
+    with RDMA devices it uses them and all interfaces, unless this is loopback or UCX_NET_DEVICES names others."""
     timeout_s: float = Field(10.0, gt=0)
-    """Longest fetch of one buffer."""
+    """Longest fetch of one buffer, and longest wait for NIXL to publish or withdraw one."""
     max_buffer_mb: float = Field(1024.0, gt=0)
     """Largest buffer, in MB."""
     media_gb: float = Field(2.0, gt=0)

@@ -8,7 +8,7 @@ from typing import Any
 from app import settings
 from app.celery import queues
 from app.settings import Settings, SettingsError
-from workers.host import MisconfiguredWorker, check
+from workers.preflight import MisconfiguredWorker, check
 
 #: Two lines a request that say nothing that Flower and the metrics don't.
 CHATTY = ("celery.worker.strategy", "celery.app.trace")

@@ -112,9 +112,11 @@ def _transfer(args: Any, settings: Settings) -> None:
 
 def _embeddings(args: Any, settings: Settings, folder: Path | None) -> None:
     """Embeddings come and go through the store; items come rendered, with or without pixels."""
-    from vllm.config import ECTransferConfig
+    from vllm.config import ECTransferConfig, MultiModalConfig
 
     # vLLM's own cache keeps an item by its name as it first came, and it may first have come without pixels.
+    if args.mm_processor_cache_gb not in (0, MultiModalConfig.mm_processor_cache_gb):
+        log.warning("--mm-processor-cache-gb has no effect: item records and the embedding cache take its place")
     args.mm_processor_cache_gb = 0
     if folder is None or args.ec_transfer_config is not None:
         return

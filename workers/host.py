@@ -26,8 +26,10 @@ from workers.engine import Engine
 from workers.items.ready import Prompts, TextPrompts
 from workers.jobs import Jobs
 from workers.kv_budget import KVBudget
+from workers.preflight import MisconfiguredWorker, check
 
 if TYPE_CHECKING:
+    from workers.items.memory import EmbeddingMemory
     from workers.items.service import ItemService
 
 log = logging.getLogger(__name__)
@@ -36,9 +38,10 @@ log = logging.getLogger(__name__)
 #: KV tokens where requests may be preempted.
 UNBOUNDED = 1 << 62
 
-
-class MisconfiguredWorker(RuntimeError):
-    """The worker's settings contradict each other; it must not start."""
+#: How long a worker that ends tries to be heard: out of the registry, and the last tokens out.
+LAST_WORDS_S = 4.0
+#: Longest end of what it has for its items.
+ITEMS_S = 4.0
 
 
 class Host:
@@ -48,6 +51,7 @@ class Host:
     budget: KVBudget
     prompts: Prompts
     items: ItemService | None = None
+    _memory: EmbeddingMemory | None = None
 
     def __init__(self, settings: Settings, worker_id: str, concurrency: int) -> None:
         self.settings = settings
@@ -113,20 +117,28 @@ class Host:
     async def _load(self) -> list[Coroutine[Any, Any, None]]:
         """The engine and what its items need; answers what has to run from now on."""
         from workers.items import service
+        from workers.items.memory import EmbeddingMemory
 
-        shelf = service.Shelf(self.settings, self.id) if service.wanted(self.settings) else None
-        try:
-            self.engine = Engine(self.settings, shelf.embeddings if shelf else None)
-        except BaseException:
-            if shelf is not None:
-                shelf.close()
-            raise
-        self.budget = KVBudget(self._kv_tokens_to_share(), self.engine.block_size)
-        if shelf is None:
+        if not service.wanted(self.settings):
+            self.engine = Engine(self.settings, None)
             self.prompts = TextPrompts(self.engine.renderer)
-            return []
-        self.items = service.ItemService(self.settings, self.me, self.engine, shelf, self.cache, self.sender)
-        work = await self.items.start()
+            work = []
+        else:
+            work = await self._load_with_items(EmbeddingMemory(self.settings, self.id))
+        self.budget = KVBudget(self._kv_tokens_to_share(), self.engine.block_size)
+        return work
+
+    async def _load_with_items(self, memory: EmbeddingMemory) -> list[Coroutine[Any, Any, None]]:
+        from workers.items import service
+
+        self._memory = memory
+        try:
+            self.engine = Engine(self.settings, memory.embeddings)
+            self.items = service.ItemService(self.settings, self.me, self.engine, memory, self.cache, self.sender)
+            work = await self.items.start()
+        except BaseException:
+            memory.close()
+            raise
         self.prompts = self.items.prompts
         return work
 
@@ -175,23 +187,46 @@ class Host:
         self.jobs.interrupt()
 
     async def stop(self) -> None:
-        """Leave the registry, send what is left, stop the engine, close the connections."""
+        """Leave the registry, send what is left, stop the engine, close the connections.
+
+        Whatever fails or does not answer on the way, no shared memory is left.
+        """
         for task in self._background:
             task.cancel()
-        await self.leave()
-        self.engine.shutdown()
-        if self.items is not None:
-            await self.items.close()
+        try:
+            await self.leave()
+        finally:
+            try:
+                self.engine.shutdown()
+            finally:
+                await self._close_items()
         await self.cache.aclose()
         await self.broker.aclose()
 
+    async def _close_items(self) -> None:
+        try:
+            if self.items is not None:
+                async with asyncio.timeout(ITEMS_S):
+                    await self.items.close()
+        except TimeoutError:
+            log.warning("the end of worker %s's items took too long: not everybody was told", self.id)
+        finally:
+            self.remove_memory()
+
+    def remove_memory(self) -> None:
+        """Delete the shared memory, if there is any left. For any thread, once nothing writes there any more."""
+        if self._memory is not None:
+            self._memory.folder.remove()
+
     async def leave(self) -> None:
         """Out of the registry, and the last tokens out. A Redis that is away must not keep the process from ending."""
+        until = time.monotonic() + LAST_WORDS_S
         try:
-            await self.registry.remove(self.id)
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self.registry.remove(self.id)
         except (RedisError, OSError) as error:
-            log.warning("still in the registry until the lease runs out: %s", error)
-        await self.tokens.drain(2.0)
+            log.warning("still in the registry until the lease runs out: %s", str(error) or "no answer")
+        await self.tokens.drain(max(0.0, min(2.0, until - time.monotonic())))
 
     async def unplace(self, place: str) -> None:
         """Give this worker's reservation (a request's id, or that of an encode) back, once its work has moved on.
@@ -228,22 +263,6 @@ class Host:
             return
         log.critical("a background task of worker %s ended: %r", self.id, task.exception())
         self.failed.set()
-
-
-def check(settings: Settings) -> None:
-    """Raise MisconfiguredWorker for roles that the other settings forbid."""
-    roles = settings.roles
-    if Role.ENCODE in roles and not settings.enable_multimodal:
-        raise MisconfiguredWorker(
-            "a worker with the encode role takes media from clients, which needs consent: start it with "
-            "--enable-multimodal (TRIVET_ENABLE_MULTIMODAL=true), or without encode among its roles"
-        )
-    split = len({Role.ENCODE, Role.PREFILL} & roles) == 1
-    if settings.enable_multimodal and split and not settings.multimodal_embedding_cache_capacity_gb:
-        raise MisconfiguredWorker(
-            "embeddings go from encode to prefill workers through their embedding caches: give both some memory "
-            "(TRIVET_MULTIMODAL_EMBEDDING_CACHE_CAPACITY_GB), or one worker both roles"
-        )
 
 
 _host: Host | None = None

@@ -109,11 +109,6 @@ class Announcements:
             if not others:
                 del self._watches[name]
 
-    async def wait(self, namespace: str, identity: str, timeout_s: float) -> Failure | None:
-        """The next announcement of the item: see `Watch.wait`. What came before this call is not noticed."""
-        with self.watch(namespace, identity) as watch:
-            return await watch.wait(timeout_s)
-
     def wake(self) -> None:
         """Let every waiter look into the index: a worker was lost, or messages may have been."""
         for watches in self._watches.values():

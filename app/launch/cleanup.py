@@ -30,7 +30,7 @@ async def clear(state: State) -> list[str]:
     names = {name for one in state.components for name in one.shared_memory}
     if removed := await asyncio.to_thread(remove_unused, names):
         done.append(f"removed from shared memory: {', '.join(removed)}")
-    if swept := await asyncio.to_thread(shared_memory.sweep):
+    if swept := await asyncio.to_thread(shared_memory.sweep, state.tensors):
         done.append(f"removed folders of dead processes: {', '.join(swept)}")
     if state.redis_url and not state.owns_redis:
         await redis_keys.remove_all_of(state)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from app.launch import sessions, shared_memory
 from app.launch.errors import StartFailed
@@ -27,7 +28,10 @@ Probe = Callable[[int], Awaitable[bool]]
 
 
 class Component:
-    """A process and its story. `buried` is called after each death, before anything is started again."""
+    """A process and its story. `buried` is called after each death, before anything is started again.
+
+    `tensors` is the `tensors.directory` of the settings that it runs with.
+    """
 
     def __init__(
         self,
@@ -36,6 +40,8 @@ class Component:
         probe: Probe,
         changed: Callable[[], None],
         buried: Callable[[], Awaitable[None]] | None = None,
+        *,
+        tensors: Path = shared_memory.DIRECTORY,
     ) -> None:
         self.process = Process(spec)
         self.state = ComponentState(name=spec.name, kind=kind, since=time.time(), log=spec.log)
@@ -44,6 +50,7 @@ class Component:
         self._probe = probe
         self._changed = changed
         self._buried = buried
+        self._tensors = tensors
         self._ready_since = 0.0
 
     @property
@@ -125,7 +132,7 @@ class Component:
             log.error("%s: processes %s do not end", self.name, left)
         if removed := await asyncio.to_thread(self._ledger.remove):
             log.info("%s left in shared memory, now removed: %s", self.name, ", ".join(removed))
-        await asyncio.to_thread(shared_memory.sweep)
+        await asyncio.to_thread(shared_memory.sweep, self._tensors)
         self._ledger.names.clear()
         self.state.shared_memory = []
         return left

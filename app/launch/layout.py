@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import httpx
 from redis.exceptions import RedisError
@@ -31,8 +32,8 @@ class Layout:
     def __init__(self, settings: Settings, state: State, changed: Callable[[], None]) -> None:
         self._settings = settings
         self._state = state
-        self._changed = changed
         self._cache = connect(settings.redis.cache, REGISTRY_TIMEOUT_S, name="trivet-up", connections=8)
+        self._component = partial(Component, changed=changed, tensors=Path(settings.tensors.directory))
         self._environment = plan.child_environment(settings, state.sockets)
         self.registry = Registry(self._cache, settings.worker.lease_s)
         # Proxies of the environment are not for loopback.
@@ -41,21 +42,20 @@ class Layout:
     def redis(self, address: tuple[str, int]) -> Component:
         logs = self._state.logs
         spec = redis_server.spec(address, logs.parent, logs / "redis.log", self._environment)
-        return Component("redis", spec, partial(redis_server.serves, self._settings.redis.broker_url), self._changed)
+        return self._component("redis", spec, partial(redis_server.serves, self._settings.redis.broker_url))
 
     def workers(self, engines: Sequence[Engine]) -> list[Component]:
         return [self._worker(engine, len(engines)) for engine in engines]
 
     def api(self) -> Component:
         url = f"{self._state.api_url}/health/live"
-        return Component(
-            "api", plan.api(self._settings, self._environment, self._state.logs), self._get(url), self._changed
-        )
+        spec = plan.api(self._settings, self._environment, self._state.logs)
+        return self._component("api", spec, self._get(url))
 
     def flower(self) -> Component:
         url = f"{self._state.flower_url}/healthcheck"
         spec = plan.flower(self._settings, self._environment, self._state.logs)
-        return Component("flower", spec, self._get(url), self._changed)
+        return self._component("flower", spec, self._get(url))
 
     async def aclose(self) -> None:
         await self.client.aclose()
@@ -65,7 +65,7 @@ class Layout:
     def _worker(self, engine: Engine, count: int) -> Component:
         spec = plan.worker(engine, self._settings, self._environment, count, self._state.logs)
         probe = partial(readiness.registered, self.registry, engine.id)
-        return Component("worker", spec, probe, self._changed, partial(self._unregister, engine.id))
+        return self._component("worker", spec, probe, buried=partial(self._unregister, engine.id))
 
     async def _unregister(self, worker_id: str) -> None:
         """Do not make the API wait for the dead worker's lease to run out."""

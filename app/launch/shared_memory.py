@@ -1,7 +1,8 @@
 """Files in /dev/shm: which of them our processes made, and their removal once nobody uses them.
 
 A killed engine leaves its segments behind. What else lies there belongs to others: a file is ours only if one of our
-processes was seen to have it open or mapped, and it was not there before.
+processes was seen to have it open or mapped, and it was not there before. The folders of embeddings and media
+(app.tensors.folder) are none of this: the same file may be in several, and they have their own sweep.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from app import settings
 from app.tensors import folder
 
 DIRECTORY = Path("/dev/shm")
@@ -49,15 +49,16 @@ def remove_unused(names: set[str]) -> list[str]:
     return unused
 
 
-def sweep() -> list[str]:
-    """Remove the folders of embeddings and media whose processes died; answers their names."""
-    return folder.sweep(Path(settings.current().tensors.directory))
+def sweep(root: Path) -> list[str]:
+    """Remove the folders of embeddings and media that dead processes left below `root`; answers their names."""
+    return folder.sweep(root)
 
 
 def listing() -> dict[str, int]:
-    """Name -> inode of the files there, those in folders included (`folder/file`)."""
+    """Name -> inode of the files there, those in folders (`folder/file`) other than `folder.NAME` included."""
     found: dict[str, int] = {}
-    for where, _, files in os.walk(DIRECTORY):
+    for where, folders, files in os.walk(DIRECTORY):
+        folders[:] = [name for name in folders if not folder.NAME.fullmatch(name)]
         for name in files:
             path = Path(where) / name
             with suppress(OSError):

@@ -57,6 +57,7 @@ class State(BaseModel):
     """One `up`. `ticks` is the supervisor's start in clock ticks since boot, `started` the same in unix seconds.
 
     `needs_key`: the API is for clients with a key. `api_keys_file` has some, if it was named; none is in here.
+    `tensors` is `tensors.directory`, which whoever reads this may have set otherwise.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -80,6 +81,7 @@ class State(BaseModel):
     owns_redis: bool = False
     logs: Path
     sockets: Path
+    tensors: Path = Path("/dev/shm")
     components: list[ComponentState] = []
 
     @property

@@ -70,6 +70,7 @@ class Supervisor:
             warnings=list(order.warnings),
             logs=directory.logs,
             sockets=_socket_directory(),
+            tensors=Path(settings.tensors.directory).absolute(),
         )
 
     async def run(self) -> bool:

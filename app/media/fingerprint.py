@@ -37,6 +37,7 @@ FIELDS = (
     "model-impl",
     "load-format",
     "dtype",
+    "quantization",
     "mm-processor-kwargs",
     "media-io-kwargs",
     "video-pruning-rate",
@@ -59,8 +60,19 @@ _SAMPLES, _SAMPLE_BYTES = 16, 4096
 def of_settings(settings: Settings) -> str:
     """The fingerprint of a deployment: of its model and of vLLM's flags in `engine.args`, which all processes share.
 
-    Blocks: it reads the model's folder, or asks the hub for the commit that it will load. Raises SettingsError for a
-    role's own flags that would give its workers another fingerprint.
+    Blocks: it reads the model's folder, or asks the hub for the commit that it will load. Raises SettingsError as
+    `shared_fields` does.
+    """
+    processor = shared_fields(settings)
+    processor["packages"] = {names[0]: _release(names) for names in _PACKAGES}
+    revision = processor.pop("revision", None)
+    return fingerprint(settings.model, None if revision is None else str(revision), processor)
+
+
+def shared_fields(settings: Settings) -> dict[str, object]:
+    """vLLM's flags that decide what the model makes of a medium.
+
+    Raises SettingsError for a role's own flags that would give its workers another fingerprint.
     """
     common = vllm_args.split(settings.engine.args)
     processor = _fields(common)
@@ -72,9 +84,7 @@ def of_settings(settings: Settings) -> str:
                 f"engine.{name} ({variable(f'engine.{name}')}): {flags} decides what the model makes of a medium, and "
                 "workers of all roles have to agree on it: give it in engine.args"
             )
-    processor["packages"] = {names[0]: _release(names) for names in _PACKAGES}
-    revision = processor.pop("revision", None)
-    return fingerprint(settings.model, None if revision is None else str(revision), processor)
+    return processor
 
 
 def fingerprint(model: str, revision: str | None, processor: Mapping[str, object]) -> str:
@@ -145,7 +155,8 @@ def _fields(flags: list[str]) -> dict[str, object]:
     parser.add_argument("--model")  # or else it would be taken for the beginning of --model-impl
     for name in FIELDS:
         # The destination has dashes, so that it is the flag's name.
-        parser.add_argument(f"--{name}", dest=name, nargs="?", const=True)
+        short = ("-q",) if name == "quantization" else ()
+        parser.add_argument(f"--{name}", *short, dest=name, nargs="?", const=True)
     parser.add_argument("--no-trust-remote-code", dest="trust-remote-code", action="store_const", const=False)
     try:
         known, rest = parser.parse_known_args([_dashed(flag) for flag in flags])

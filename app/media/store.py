@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 #: A lease is made so much longer, so that a medium that many requests have is not published anew for each.
 SPARE_S = 60.0
+#: Longest wait of `MediaHolder.close` for media that are being withdrawn.
+CLOSE_S = 3.0
 
 
 class Plane(Protocol):
@@ -95,12 +97,15 @@ class MediaHolder:
             await asyncio.shield(leaving)
 
     async def close(self) -> None:
-        """Take everything away, whoever may need it. No file is left."""
+        """Take everything away, whoever may need it. No file is left, unless the plane does not answer."""
         self._closed = True
         for identity, held in [*self._held.items()]:
             self._remove(identity, held)
-        while self._leaving:
-            await asyncio.wait(self._leaving)
+        end = time.monotonic() + CLOSE_S
+        while self._leaving and (left := end - time.monotonic()) > 0:
+            await asyncio.wait(self._leaving, timeout=left)
+        if self._leaving:
+            log.error("%d media are not withdrawn after %g s", len(self._leaving), CLOSE_S)
 
     def _begin(self, identity: str, data: bytes) -> _Held:
         size = len(data) + segment.PAGE
@@ -136,9 +141,8 @@ class MediaHolder:
                 try:
                     held.source = await self._plane.publish(held.path, until - time.time() + SPARE_S)
                 except TensorError as error:
-                    # Its own message has a path in it, and clients get to read what this becomes.
                     log.error("the medium in %s cannot be published: %s", held.path, error)
-                    raise TensorError("the medium could not be put where workers read it; try again") from error
+                    raise
             return held.source
 
     def _let_go(self, identity: str, held: _Held) -> asyncio.Task[None] | None:

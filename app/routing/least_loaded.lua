@@ -54,7 +54,8 @@ local function claimed(key)
   local read, owner = pcall(cjson.decode, found)
   if not read or type(owner) ~= 'table' or owner.request ~= request then return 0 end
   for at = first_encoder, workers do
-    if KEYS[at]:sub(-#owner.worker) == owner.worker then return at end
+    local assignment = cjson.decode(ARGV[9 + at - first_encoder + 1])
+    if assignment.worker == owner.worker and assignment.incarnation == owner.incarnation then return at end
   end
   return 0
 end

@@ -35,7 +35,8 @@ class LeastLoaded:
     async def plan(self, fleet: Fleet, ask: Ask) -> Plan:
         missing = fleet.missing(ask.media)
         if missing:
-            raise NoWorker(f"no worker for: {', '.join(missing)}; start one, or wait until it is ready")
+            what = " that takes media (--enable-multimodal)" if ask.media and not fleet.missing(media=False) else ""
+            raise NoWorker(f"no worker{what} for: {', '.join(missing)}; start one, or wait until it is ready")
         groups = [fleet.aggregated(ask.media), fleet.prefillers(ask.media), fleet.decoders()]
         groups.append(fleet.encoders(ask.fingerprint) if ask.media else [])
         candidates = [worker for group in groups for worker in group]

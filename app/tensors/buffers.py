@@ -6,12 +6,12 @@ die of the access. So withdrawn memory stays readable, as zeros, until its last 
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import itertools
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,18 +105,23 @@ class Buffers:
             self._take_away(before, lambda: None)
 
     async def withdraw(self, path: Path) -> None:
-        """Put zeros in a buffer's place. It happens even when the caller is cancelled meanwhile."""
+        """Put zeros in a buffer's place. It happens even when the caller is cancelled meanwhile, or gets a TensorError
+        since NIXL is late."""
         served = self._served.pop(path, None)
         if served is not None:
             done = promise()
-            self._take_away(served, lambda: done.set_result(None))
-            await asyncio.wrap_future(done)
+            self._take_away(served, lambda: _settle(done))
+            await self._agent.wait(done)
 
     def unmap_due(self) -> None:
         """Give back the addresses whose quarantine is over."""
         now = time.monotonic()
         while self._withdrawn and self._withdrawn[0][0] <= now:
             _, _, mapping = heapq.heappop(self._withdrawn)
+            if not mapping.withdrawn:
+                # The agent is late: NIXL still has the memory.
+                self._quarantine(mapping, now)
+                continue
             mapping.unmap()
             self._mappings.discard(mapping)
 
@@ -137,6 +142,13 @@ class Buffers:
             finally:
                 done()
 
-        left = max(0.0, served.expires_at - time.time())
-        heapq.heappush(self._withdrawn, (time.monotonic() + left + self._quarantine_s, next(self._numbers), mapping))
+        self._quarantine(mapping, time.monotonic() + max(0.0, served.expires_at - time.time()))
         self._agent.submit(lambda reads: reads.release(region, zero), done)
+
+    def _quarantine(self, mapping: Mapping, begin: float) -> None:
+        heapq.heappush(self._withdrawn, (begin + self._quarantine_s, next(self._numbers), mapping))
+
+
+def _settle(done: Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)

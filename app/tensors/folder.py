@@ -22,6 +22,8 @@ from app.settings import SettingsError
 log = logging.getLogger(__name__)
 
 LOCK = ".lock"
+#: What the folder of a user's folders is called.
+NAME = re.compile(r"trivet-\d+")
 # A folder is made under a hidden name, and has its lock before it is seen.
 _HIDDEN = "."
 _UNLOCKED_S = 30.0
@@ -38,9 +40,10 @@ class Folder:
         """Delete the folder and all in it; a second call does nothing."""
         if self.lock < 0:
             return
+        # Two threads may be at it when a process ends in a hurry.
+        lock, self.lock = self.lock, -1
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self.lock)
-        self.lock = -1
+        os.close(lock)
 
 
 def make_folder(root: Path, label: str) -> Folder:
@@ -78,7 +81,11 @@ def sweep(root: Path) -> list[str]:
 
 
 def check_room(root: Path, wanted: int, setting: str) -> None:
-    """Refuse to start where `wanted` bytes, asked for by `setting`, do not fit. Raises SettingsError."""
+    """Refuse to start where `wanted` bytes, asked for by `setting`, do not fit. Raises SettingsError.
+
+    What dead processes left is removed first: it may be what fills the memory.
+    """
+    sweep(root)
     try:
         room = os.statvfs(root)
     except OSError as error:

@@ -9,9 +9,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from pathlib import Path
-
-from app.tensors import segment
 
 _MAP_FIXED = 0x10
 _FAILED = ctypes.c_void_p(-1).value
@@ -32,17 +29,14 @@ class Mapping:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self.address = _map(None, self.length, protection, mmap.MAP_SHARED, file)
         self.mapped = True
-
-    @classmethod
-    def of(cls, path: Path, *, writable: bool = False) -> Mapping:
-        with segment.opened(path, os.O_RDWR if writable else os.O_RDONLY) as file:
-            return cls(file, writable=writable)
+        self.withdrawn = False
 
     def withdraw(self) -> None:
         """Put zeros in the file's place: its memory is free for others, and its addresses stay readable."""
         if self.mapped:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
             _map(self.address, self.length, mmap.PROT_READ, flags, -1)
+            self.withdrawn = True
 
     def unmap(self) -> None:
         """Give the addresses back; whoever uses them from now on kills the process."""

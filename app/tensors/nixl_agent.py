@@ -7,7 +7,6 @@ all, and looks how the transfers go.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import queue
@@ -21,13 +20,12 @@ from typing import Any, TypeVar
 
 from app.errors import PeerGone, TensorError
 from app.messages import Descriptor
-from app.tensors import nixl_progress
+from app.tensors import devices, nixl_progress
 from app.tensors.nixl_reads import BACKEND, Broken, Reads, Region
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_POLL_S = 0.0005
 _START_S = 60.0
 _STOP_S = 10.0
 
@@ -35,17 +33,21 @@ _STOP_S = 10.0
 class NixlAgent:
     """Registers this process's memory and reads that of others.
 
-    `host` is the address that others reach it at: on loopback no other device is used, unless UCX_NET_DEVICES says so.
-    Everything raises TensorError once the agent is closed.
+    `host` is the address that others reach it at: no other device is used where that can be told (see `devices`),
+    unless UCX_NET_DEVICES says so. `timeout_s` limits every wait for NIXL. Everything raises TensorError once the agent
+    is closed, or its thread has failed.
     """
 
-    def __init__(self, host: str, progress_delay_us: int) -> None:
+    def __init__(self, host: str, progress_delay_us: int, timeout_s: float) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._host = host
         self._delay_us = progress_delay_us
+        self._timeout_s = timeout_s
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._stopped = False
+        self._destroyed = True
+        self._why: TensorError | None = None
         self._ready = promise()
         self._thread = threading.Thread(target=self._serve, name="nixl", daemon=True)
 
@@ -68,13 +70,24 @@ class NixlAgent:
             await asyncio.to_thread(self._thread.join, _STOP_S)
         if self._thread.is_alive():
             raise TensorError(f"NIXL did not end within {_STOP_S:g} s")
+        if not self._destroyed:
+            raise TensorError("NIXL's agent could not be destroyed")
 
     async def call(self, job: Callable[[Reads], T]) -> T:
-        """Run something on the agent's thread. It runs to its end even when the caller is cancelled meanwhile."""
+        """Run something on the agent's thread. It runs to its end even when the caller is cancelled meanwhile, or gives
+        up after `timeout_s`, which is a TensorError."""
         future = promise()
-        self.submit(lambda reads: _settle(future, job, reads), lambda: future.set_exception(_closed()))
-        result: T = await asyncio.wrap_future(future)
+        self.submit(lambda reads: _settle(future, job, reads), lambda: _fail(future, self._reason()))
+        result: T = await self.wait(future)
         return result
+
+    async def wait(self, future: Future[T]) -> T:
+        """What was promised by a job of the agent's thread."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            raise TensorError(f"NIXL did not answer within {self._timeout_s:g} s (tensors.timeout_s)") from None
 
     def submit(self, job: Callable[[Reads], None], otherwise: Callable[[], None]) -> None:
         """Queue a job for the agent's thread, in order; or run the other one at once when it takes none any more."""
@@ -105,7 +118,7 @@ class NixlAgent:
 
     async def _read(self, source: Descriptor, length: int, into: Region) -> None:
         done = promise()
-        self.submit(lambda reads: reads.begin(source, length, into, done), lambda: done.set_exception(_closed()))
+        self.submit(lambda reads: reads.begin(source, length, into, done), lambda: _fail(done, self._reason()))
         await asyncio.wrap_future(done)
 
     def _serve(self) -> None:
@@ -115,26 +128,46 @@ class NixlAgent:
             self._ready.set_exception(TensorError(f"NIXL cannot start: {error}"))
             self._refuse()
             return
+        self._destroyed = False
         self._ready.set_result(None)
+        try:
+            self._work(reads)
+        except Exception as error:
+            log.critical("NIXL's thread failed: this process reads and publishes no tensors any more", exc_info=True)
+            self._why = TensorError(f"NIXL failed in this process ({type(error).__name__}: {error})")
+            self._refuse()
+        try:
+            reads.close(self._reason())
+            self._destroyed = True
+        except Exception:
+            log.exception("NIXL's agent cannot be destroyed")
+
+    def _work(self, reads: Reads) -> None:
         while True:
             try:
-                job = self._jobs.get(timeout=_POLL_S if reads.going_on else None)
+                job = self._jobs.get(timeout=reads.next_look_s)
             except queue.Empty:
                 pass
             else:
                 if job is None:
-                    break
-                job.run(reads)
+                    return
+                try:
+                    job.run(reads)
+                except BaseException:
+                    job.refuse()
+                    raise
                 del job
             reads.poll()
-        reads.close(_closed())
 
     def _refuse(self) -> None:
         with self._lock:
             self._stopped = True
             self._jobs.put(None)
         while job := self._jobs.get():
-            job.otherwise()
+            job.refuse()
+
+    def _reason(self) -> TensorError:
+        return self._why or TensorError("the tensor plane is closed")
 
     def _open(self) -> Reads:
         # NIXL's setup of its own logging silences failures in that of the whole program.
@@ -148,7 +181,8 @@ class NixlAgent:
             logging.getLogger("nixl").setLevel(logging.WARNING)
         agent = _api.nixl_agent(self.name, _api.nixl_agent_config(backends=[]))
         # Not by the environment: an engine of the same process, or a child, has GPU memory to move, and other devices.
-        agent.create_backend(BACKEND, {"engine_config": "NET_DEVICES=lo"} if _loopback(self._host) else {})
+        own = devices.of(self._host)
+        agent.create_backend(BACKEND, {"engine_config": f"NET_DEVICES={own}"} if own else {})
         return Reads(agent)
 
 
@@ -156,6 +190,12 @@ class NixlAgent:
 class _Job:
     run: Callable[[Reads], None]
     otherwise: Callable[[], None]
+
+    def refuse(self) -> None:
+        try:
+            self.otherwise()
+        except Exception:
+            log.exception("a job for NIXL could not be refused")
 
 
 def promise() -> Future[Any]:
@@ -172,12 +212,6 @@ def _settle(future: Future[Any], job: Callable[[Reads], Any], reads: Reads) -> N
         future.set_exception(error)
 
 
-def _closed() -> TensorError:
-    return TensorError("the tensor plane is closed")
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _fail(future: Future[Any], error: TensorError) -> None:
+    if not future.done():
+        future.set_exception(error)

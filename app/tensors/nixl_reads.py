@@ -10,25 +10,26 @@ a holder stopped in between; not within a host, where the reader copies by itsel
 
 from __future__ import annotations
 
-import base64
-import binascii
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-import blake3
-
 from app.errors import PeerGone, TensorError, TensorIncompatible, TensorMissing
 from app.messages import Descriptor
+from app.tensors import sealed
 
 log = logging.getLogger(__name__)
 
 BACKEND = "UCX"
-_DIGEST = 16
 # What is known of a peer grows with each buffer read; after so many the connection is made anew.
 _MAX_KNOWN = 1024
+# How often a transfer is looked at: from so many seconds on, a twentieth of its age, and at last ten times a second.
+_POLL_S = 0.0005
+_MAX_POLL_S = 0.1
+_POLLS_PER_AGE = 20
 
 
 @dataclass(eq=False)
@@ -44,22 +45,41 @@ class Region:
 
 @dataclass(eq=False)
 class _Peer:
-    """Another agent. `known` is the metadata loaded for each of its ranges; `stale` asks for a new connection."""
+    """Another agent. `known` is the metadata loaded for each of its ranges; `stale` asks for a new connection, which
+    there is once the old one's `reads` are over. Until then new reads are `waiting`."""
 
     name: str
     known: dict[tuple[int, int], str] = field(default_factory=dict)
     reads: int = 0
     stale: bool = False
+    waiting: list[_Wanted] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Wanted:
+    """A read that is to begin."""
+
+    source: Descriptor
+    length: int
+    into: Region
+    done: Future[None]
+
+    @property
+    def given_up(self) -> bool:
+        """The reader has left, and its memory may be gone."""
+        return self.into.then is not None
 
 
 @dataclass(eq=False)
 class _Read:
-    """A transfer. `fresh`: over a connection made for it."""
+    """A transfer. `fresh`: over a connection made for it. `due` is when to look at it (monotonic seconds)."""
 
     peer: _Peer
     into: Region
     done: Future[None]
     fresh: bool
+    begun: float
+    due: float = 0.0
     handle: Any = None
 
 
@@ -81,8 +101,11 @@ class Reads:
         self._waiting: set[Region] = set()
 
     @property
-    def going_on(self) -> bool:
-        return bool(self._reads)
+    def next_look_s(self) -> float | None:
+        """Seconds until `poll` has something to do; None while no transfer goes on."""
+        if not self._reads:
+            return None
+        return max(0.0, min(read.due for read in self._reads) - time.monotonic())
 
     def register(self, address: int, length: int) -> tuple[Region, str]:
         """Make memory readable for others; answers it and what they need to know (base64). Raises TensorError."""
@@ -91,7 +114,7 @@ class Reads:
             metadata = self._agent.get_partial_agent_metadata(descriptors, True, [BACKEND])
         except Exception as error:
             raise TensorError(f"NIXL cannot register {length} bytes: {error}") from error
-        return Region(address, length, descriptors), _seal(self._agent.name, metadata)
+        return Region(address, length, descriptors), sealed.seal(self._agent.name, metadata)
 
     def release(self, region: Region, then: Callable[[], None]) -> None:
         """Deregister memory as soon as no transfer writes to it, then run `then`."""
@@ -103,13 +126,21 @@ class Reads:
             _run(then)
 
     def begin(self, source: Descriptor, length: int, into: Region, done: Future[None]) -> None:
-        """Start to read; `done` gets the outcome."""
+        """Start to read, as soon as the peer can be read from; `done` gets the outcome."""
+        wanted = _Wanted(source, length, into, done)
+        if (peer := self._to_wait_for(source)) is None:
+            self._begin(wanted)
+        else:
+            peer.waiting = [one for one in peer.waiting if not one.given_up] + [wanted]
+
+    def _begin(self, wanted: _Wanted) -> None:
+        source, length, into, done = wanted.source, wanted.length, wanted.into, wanted.done
         try:
             peer, fresh = self._meet(source)
         except TensorError as error:
             done.set_exception(error)
             return
-        read = _Read(peer, into, done, fresh)
+        read = _Read(peer, into, done, fresh, time.monotonic())
         peer.reads += 1
         into.reads += 1
         self._reads.append(read)
@@ -122,8 +153,12 @@ class Reads:
             self._finish(read, _explain(error, read))
 
     def poll(self) -> None:
-        """Look how the transfers go."""
+        """Look how the transfers go: at each the less often the longer it takes."""
+        now = time.monotonic()
         for read in list(self._reads):
+            if read.due > now:
+                continue
+            read.due = now + min(_MAX_POLL_S, max(_POLL_S, (now - read.begun) / _POLLS_PER_AGE))
             try:
                 self._advance(read, self._agent.check_xfer_state(read.handle))
             except Exception as error:
@@ -138,25 +173,34 @@ class Reads:
     def close(self, error: TensorError) -> None:
         """Destroy the agent, and only then end the transfers: until then they may write."""
         unfinished, self._reads = self._reads, []
+        ends = [read.done for read in unfinished]
+        ends += [one.done for peer in self._peers.values() for one in peer.waiting]
         for read in unfinished:
             self._let_go(read)
         self._peers.clear()
         self._agent = None
         for region in self._waiting:
             _run(region.then)
-        for read in unfinished:
-            read.done.set_exception(error)
+        for done in ends:
+            done.set_exception(error)
+
+    def _to_wait_for(self, source: Descriptor) -> _Peer | None:
+        """The peer, if its old connection is still in use and not good for this read."""
+        peer = self._peers.get(source.agent)
+        if peer is None:
+            return None
+        place = (source.address, source.nbytes)
+        # NIXL keeps the first key that it learned for a range.
+        if peer.known.get(place, source.metadata) != source.metadata:
+            peer.stale = True
+        if place not in peer.known and len(peer.known) >= _MAX_KNOWN:
+            peer.stale = True
+        return peer if peer.stale and not self._forget_if_stale(peer) else None
 
     def _meet(self, source: Descriptor) -> tuple[_Peer, bool]:
         """The peer, with what is needed to read this buffer loaded, and whether the connection is new."""
         place = (source.address, source.nbytes)
         peer = self._peers.get(source.agent)
-        if peer is not None:
-            # NIXL keeps the first key that it learned for a range.
-            if peer.known.get(place, source.metadata) != source.metadata or len(peer.known) >= _MAX_KNOWN:
-                peer.stale = True
-            if self._forget_if_stale(peer):
-                peer = None
         if peer is not None and peer.known.get(place) == source.metadata:
             return peer, False
         try:
@@ -169,7 +213,7 @@ class Reads:
         return met, peer is None
 
     def _load(self, source: Descriptor) -> None:
-        metadata = _unseal(source)
+        metadata = sealed.unseal(source)
         try:
             self._agent.add_remote_agent(metadata)
         except Exception as error:
@@ -188,7 +232,6 @@ class Reads:
         self._let_go(read)
         read.peer.reads -= 1
         read.into.reads -= 1
-        self._forget_if_stale(read.peer)
         if read.into.reads == 0 and read.into in self._waiting:
             self._waiting.discard(read.into)
             self._deregister(read.into)
@@ -197,6 +240,7 @@ class Reads:
             read.done.set_result(None)
         else:
             read.done.set_exception(error)
+        self._forget_if_stale(read.peer)
 
     def _let_go(self, read: _Read) -> None:
         try:
@@ -215,6 +259,12 @@ class Reads:
             self._agent.remove_remote_agent(peer.name)
         except Exception as error:
             log.debug("NIXL had forgotten %s: %s", peer.name, error)
+        waiting, peer.waiting = peer.waiting, []
+        for wanted in waiting:
+            if wanted.given_up:
+                wanted.done.set_exception(PeerGone(f"{peer.name} was busy for too long"))
+            else:
+                self.begin(wanted.source, wanted.length, wanted.into, wanted.done)
         return True
 
     def _deregister(self, region: Region) -> None:
@@ -222,26 +272,6 @@ class Reads:
             self._agent.deregister_memory(region.descriptors, [BACKEND])
         except Exception as error:
             log.warning("NIXL keeps %d bytes registered: %s", region.length, error)
-
-
-def _seal(agent: str, metadata: bytes) -> str:
-    """With a digest: after metadata that are cut short NIXL can never again be connected to their agent."""
-    return base64.b64encode(_digest(agent, metadata) + metadata).decode()
-
-
-def _unseal(source: Descriptor) -> bytes:
-    try:
-        sealed = base64.b64decode(source.metadata, validate=True)
-    except binascii.Error:
-        sealed = b""
-    digest, metadata = sealed[:_DIGEST], sealed[_DIGEST:]
-    if not metadata or digest != _digest(source.agent, metadata):
-        raise TensorIncompatible(f"{source.name}: the descriptor's metadata is broken, or not of {source.agent}")
-    return metadata
-
-
-def _digest(agent: str, metadata: bytes) -> bytes:
-    return blake3.blake3(agent.encode() + b"\0" + metadata).digest(length=_DIGEST)
 
 
 def _explain(error: Exception, read: _Read) -> TensorError:

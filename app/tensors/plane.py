@@ -66,7 +66,7 @@ class TensorPlane:
         self.host = local.host_of(directory)
         self._root = Path(settings.directory)
         self._settings = settings
-        self._agent = NixlAgent(settings.host, progress_delay_us)
+        self._agent = NixlAgent(settings.host, progress_delay_us, settings.timeout_s)
         self._buffers = Buffers(self._agent, max(_QUARANTINE_S, 3 * settings.timeout_s))
         self._working = 0
         self._idle = asyncio.Event()

@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Stacks(Mapping[str, Stack]):
-    """A topology by its name, started when a test first asks for it. All of them: eight engines, four APIs."""
+    """A topology by its name, started when a test first asks for it. All of them: nine engines, four APIs."""
 
     def __init__(self, model: Path, stack: ExitStack) -> None:
         self._model = model
@@ -46,7 +46,8 @@ class Stacks(Mapping[str, Stack]):
         if topology not in self._running:
             # On one host embeddings are shared by name; here one topology takes the way between hosts.
             os.environ["TRIVET_TENSORS__TRANSPORT"] = "nixl" if topology == "e_pd" else "auto"
-            self._running[topology] = self._stack.enter_context(up(f"e2e-{topology}", topology, self._model))
+            more = ["--replicas", "encode=2"] if topology == "e_p_d" else []
+            self._running[topology] = self._stack.enter_context(up(f"e2e-{topology}", topology, self._model, *more))
             del os.environ["TRIVET_TENSORS__TRANSPORT"]
         return self._running[topology]
 

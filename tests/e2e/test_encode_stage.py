@@ -11,7 +11,7 @@ import pytest
 
 from app import keys
 from tests.e2e.prompts import greedy, image, user, video
-from tests.e2e.stack import Stack
+from tests.e2e.stack import Stack, metric
 
 ENCODED = "trivet:ec_encoded_items_total"
 STEPS = "trivet:ec_encode_steps_total"
@@ -50,6 +50,14 @@ def test_the_encode_worker_encodes_and_nobody_else(split: Stack, medium: dict[st
     assert split.counter(prefill, ENCODED) == 2, "its own self-check, of an image and a video"
 
 
+def test_a_requests_items_go_to_several_encode_workers(e_p_d: Stack) -> None:
+    encoders = [worker for worker in e_p_d.all_workers() if worker.id.startswith("encode@")]
+    assert len(encoders) == 2
+    before = [metric(worker, ENCODED) for worker in encoders]
+    ask(e_p_d, user(*(image(150 + number) for number in range(4)), "Which is first?"))
+    assert [metric(worker, ENCODED) - old for worker, old in zip(encoders, before, strict=True)] == [2, 2]
+
+
 def test_nixl_brings_embeddings_where_the_setting_forces_it(stacks: Mapping[str, Stack]) -> None:
     """The tests run E/PD that way; the other topologies share files."""
     nixl, shared = stacks["e_pd"], stacks["e_p_d"]
@@ -63,12 +71,12 @@ def test_nixl_brings_embeddings_where_the_setting_forces_it(stacks: Mapping[str,
 
 def test_200_requests_with_20_pictures_are_20_encodes(e_p_d: Stack) -> None:
     before, steps = e_p_d.counter("encode", ENCODED), e_p_d.counter("encode", STEPS)
-    pids = {worker.pid for worker in e_p_d.workers().values()}
+    pids = {worker.pid for worker in e_p_d.all_workers()}
     prompts = [user(image(200 + number % 20), f"Question {number}?") for number in range(200)]
     assert len(all_at_once(e_p_d, prompts)) == 200
     assert e_p_d.counter("encode", ENCODED) - before == 20
     assert 1 <= e_p_d.counter("encode", STEPS) - steps < 20, "the engine takes items of several requests in one step"
-    assert {worker.pid for worker in e_p_d.workers().values()} == pids
+    assert {worker.pid for worker in e_p_d.all_workers()} == pids
 
 
 @pytest.mark.parametrize("topology", ["agg", "pd", "e_pd", "e_p_d"])
@@ -106,7 +114,8 @@ def test_the_item_record_is_readable(e_p_d: Stack) -> None:
     assert [times for _, times in record["replacement"]] == [12], "run-length coded"
     assert record["fields"]["image_grid_thw"]["data"] == [1, 6, 8]
     assert record["worker"].startswith("encode@")
-    assert any(set(one) >= {b"encode@e2e-e_p_d-cpu0", b"prefill@e2e-e_p_d-cpu0"} for one in held), "both hold one"
+    kinds = [{worker.partition(b"@")[0] for worker in one} for one in held]
+    assert {b"encode", b"prefill"} in kinds, "both hold one"
 
 
 def test_a_second_request_finds_the_embedding_without_its_medium(e_p_d: Stack) -> None:

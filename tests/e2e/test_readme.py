@@ -108,7 +108,7 @@ def test_redis_cli_prints_what_is_shown(shell: Shell, agg: Stack) -> None:
         }
         shown = [step for block in readme.blocks("console") for step in readme.dialogue(block)]
         assert len(shown) >= 12
-        with claimed(agg, "c449b9d49d7f80025d2804d42c1287c7", worker.assignment, fingerprint):
+        with claimed(agg, "5d41402abc4b2a76b9719d911017c592", worker.assignment, fingerprint):
             for command, expected in shown:
                 for stands_for, name in named.items():
                     command = command.replace(stands_for, name)

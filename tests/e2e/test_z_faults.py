@@ -160,7 +160,7 @@ def test_an_engine_killed_ends_its_worker(agg: Stack) -> None:
 
 def test_an_encode_worker_killed(stacks: Mapping[str, Stack]) -> None:
     """20 requests with pictures that nobody has seen are under way: all are answered, by way of the prefill worker."""
-    stack = stacks["e_p_d"]
+    stack = stacks["e_pd"]
     before = stack.workers()["encode"]
     prompts = [user(image(900 + number, (256, 256)), f"Question {number}?") for number in range(20)]
     with ThreadPoolExecutor(20) as pool:
@@ -172,13 +172,40 @@ def test_an_encode_worker_killed(stacks: Mapping[str, Stack]) -> None:
         os.kill(before.pid, signal.SIGKILL)
         answers = [one.result(100) for one in asked]
     assert [answer.status_code for answer in answers] == [200] * 20, [answer.text[:200] for answer in answers]
-    assert stack.counter("prefill", "trivet_items_total", 'event="fallbacks"') > 0, "counted"
+    assert stack.counter("pd", "trivet_items_total", 'event="fallbacks"') > 0, "counted"
     answer = stack.post({"model": "tiny", "messages": user(image(950), "hi"), "max_tokens": 2})
     assert answer.status_code == 200, "also while there is no encode worker"
     _comes_back(stack, "encode", before.incarnation)
-    encoded = stack.counter("encode", "trivet:ec_encoded_items_total")
-    assert stack.post({"model": "tiny", "messages": user(image(951), "hi"), "max_tokens": 2}).status_code == 200
-    assert stack.counter("encode", "trivet:ec_encoded_items_total") == encoded + 1, "it encodes again"
+    numbers = iter(range(951, 1000))
+
+    def encodes_again() -> bool:
+        encoded = stack.counter("encode", "trivet:ec_encoded_items_total")
+        assert (
+            stack.post({"model": "tiny", "messages": user(image(next(numbers)), "hi"), "max_tokens": 2}).status_code
+            == 200
+        )
+        return stack.counter("encode", "trivet:ec_encoded_items_total") == encoded + 1
+
+    eventually(encodes_again, 10, "the encode worker has its part again")
+
+
+def test_one_of_two_encode_workers_killed(stacks: Mapping[str, Stack]) -> None:
+    """What it owed goes to the other one."""
+    stack = stacks["e_p_d"]
+    encoders = [worker for worker in stack.all_workers() if worker.id.startswith("encode@")]
+    again = stack.counter("prefill", "trivet_items_total", 'event="sent_again"')
+    prompts = [user(image(1000 + number, (256, 256)), f"Question {number}?") for number in range(20)]
+    with ThreadPoolExecutor(20) as pool:
+        asked = [
+            pool.submit(stack.post, {"model": "tiny", "messages": messages, "max_tokens": 8}) for messages in prompts
+        ]
+        with stack.redis as client:
+            eventually(lambda: client.zcard(keys.load(encoders[0].id)) > 0, 10, "it has work")
+        os.kill(encoders[0].pid, signal.SIGKILL)
+        answers = [one.result(100) for one in asked]
+    assert [answer.status_code for answer in answers] == [200] * 20, [answer.text[:200] for answer in answers]
+    assert stack.counter("prefill", "trivet_items_total", 'event="sent_again"') > again
+    _comes_back(stack, "encode", encoders[0].incarnation, number=2)
 
 
 def _refused_at_once(stack: Stack, victim: str) -> None:
@@ -193,9 +220,15 @@ def _refused_at_once(stack: Stack, victim: str) -> None:
     assert time.monotonic() - started < 2
 
 
-def _comes_back(stack: Stack, victim: str, old: str) -> None:
+def _comes_back(stack: Stack, victim: str, old: str, number: int = 1) -> None:
+    """All workers of its kind are there, and the one that was killed is another."""
     eventually(
-        lambda: victim in stack.workers() and stack.workers()[victim].incarnation != old,
+        lambda: (
+            [worker.id.startswith(f"{victim}@") and worker.incarnation != old for worker in stack.all_workers()].count(
+                True
+            )
+            == number
+        ),
         180,
         f"{victim} is started again",
     )

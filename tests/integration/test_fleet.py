@@ -132,3 +132,57 @@ async def test_no_redis_leaves_the_view_and_is_said(monkeypatch: pytest.MonkeyPa
             await until(lambda: view.fleet.reachable, "that Redis is back")
             await until(lambda: view.lost == [AGG], "the loss of a worker that does not come back")
         await redis.aclose()
+
+
+async def test_a_worker_that_is_not_known_is_looked_for_once(redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = View(redis)
+    await view.fleet.refresh()
+    looks, look = 0, view.registry.workers
+
+    async def counted() -> Any:
+        nonlocal looks
+        looks += 1
+        await asyncio.sleep(0.05)
+        return await look()
+
+    monkeypatch.setattr(view.registry, "workers", counted)
+    await view.registry.announce(worker(AGG, *ALL))
+    asked = await asyncio.gather(*(view.fleet.knows(AGG) for _ in range(100)))
+    assert asked == [True] * 100 and looks <= 2, "one under way, and one for those who asked meanwhile"
+    before = looks
+    asked = await asyncio.gather(*(view.fleet.knows(NEW) for _ in range(100)))
+    assert not any(asked) and looks <= before + 2
+    before = looks
+    assert not await view.fleet.knows(NEW) and looks == before
+    await view.registry.announce(worker(NEW, *ALL))
+    await view.fleet.refresh()
+    assert await view.fleet.knows(NEW)
+
+
+async def test_a_look_that_began_before_the_question_is_no_answer(redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    view, go, began = View(redis), asyncio.Event(), asyncio.Event()
+    look = view.registry.workers
+
+    async def slow() -> Any:
+        found = await look()
+        began.set()
+        await go.wait()
+        return found
+
+    monkeypatch.setattr(view.registry, "workers", slow)
+    early = asyncio.create_task(view.fleet.knows(NEW))
+    await until(began.is_set, "the first look")
+    await view.registry.announce(worker(AGG, *ALL))
+    late = asyncio.create_task(view.fleet.knows(AGG))
+    await asyncio.sleep(0)
+    go.set()
+    assert [*await asyncio.gather(early, late)] == [False, True]
+
+
+async def test_nobody_is_given_up_because_redis_is_away() -> None:
+    with redis_server() as server:
+        redis = connect(server.url, 0.5, name="test")
+        view = View(redis)
+        server.stop()
+        assert await view.fleet.knows(AGG)
+        await redis.aclose()

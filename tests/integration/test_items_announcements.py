@@ -28,6 +28,11 @@ FAILED = EncodeFailed("out of memory").failure()
 REFUSED = MediaRefused("no image").failure()
 
 
+async def wait(heard: Announcements, namespace: str, of: str, timeout_s: float) -> Failure | None:
+    with heard.watch(namespace, of) as watch:
+        return await watch.wait(timeout_s)
+
+
 @asynccontextmanager
 async def listening(redis: Any) -> AsyncIterator[Announcements]:
     heard = Announcements(redis)
@@ -53,8 +58,8 @@ async def timed(waiting: Any) -> tuple[Failure | None, float]:
 
 async def test_hundreds_that_wait_are_told_and_no_other(redis: Any) -> None:
     async with listening(redis) as heard:
-        waiting = [asyncio.create_task(heard.wait(MODEL, ONE, 30)) for _ in range(300)]
-        others = [asyncio.create_task(heard.wait(model, of, 30)) for model, of in ((MODEL, TWO), ("another", ONE))]
+        waiting = [asyncio.create_task(wait(heard, MODEL, ONE, 30)) for _ in range(300)]
+        others = [asyncio.create_task(wait(heard, model, of, 30)) for model, of in ((MODEL, TWO), ("another", ONE))]
         await asyncio.sleep(0)
         await say(redis)
         async with asyncio.timeout(5):
@@ -72,7 +77,7 @@ async def test_hundreds_that_wait_are_told_and_no_other(redis: Any) -> None:
 
 async def test_the_time_is_up(redis: Any) -> None:
     async with listening(redis) as heard:
-        failure, took = await timed(heard.wait(MODEL, ONE, 0.1))
+        failure, took = await timed(wait(heard, MODEL, ONE, 0.1))
         assert failure is None and 0.1 <= took < 5
         assert heard._watches == {}
 
@@ -112,7 +117,7 @@ async def test_a_waiter_that_is_cancelled_leaves_nothing(redis: Any) -> None:
     async with listening(redis) as heard:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await heard.wait(MODEL, ONE, 30)
+                await wait(heard, MODEL, ONE, 30)
         assert heard._watches == {}
 
 
@@ -161,7 +166,7 @@ async def test_what_cannot_be_read_lets_all_look_and_is_said_once(
 
 async def test_the_loss_of_a_worker_can_wake_all(redis: Any) -> None:
     async with listening(redis) as heard:
-        waiting = asyncio.create_task(heard.wait(MODEL, ONE, 30))
+        waiting = asyncio.create_task(wait(heard, MODEL, ONE, 30))
         await asyncio.sleep(0)
         heard.wake()
         async with asyncio.timeout(5):

@@ -187,14 +187,15 @@ async def test_a_request_past_its_deadline_takes_nobodys_place(redis: Any) -> No
         (Fleet(), False, ["decode", "prefill"]),
         (Fleet((worker(PREFILL, E, P),)), True, ["decode"]),
         (Fleet((worker(DECODE, D),)), True, ["prefill"]),
-        (Fleet((worker(AGG, P, D, multimodal=False),)), True, ["encode"]),
+        (Fleet((worker(AGG, P, D, multimodal=False),)), True, ["decode", "prefill"]),
         (Fleet((worker(AGG, *ALL, draining=True),)), False, ["decode", "prefill"]),
     ],
 )
 async def test_no_worker_names_the_roles(redis: Any, fleet: Fleet, media: bool, names: list[str]) -> None:
     with pytest.raises(NoWorker) as caught:
         await LeastLoaded(redis, 60.0).plan(fleet, ask("r", media=media))
-    assert f"no worker for: {', '.join(names)};" in caught.value.message
+    assert f"for: {', '.join(names)};" in caught.value.message
+    assert ("takes media" in caught.value.message) == (media and not fleet.missing(media=False))
     assert caught.value.failure().retry_after_s and caught.value.status == 503
     assert await redis.keys("*") == []
 

@@ -15,11 +15,12 @@ import pytest
 from app.errors import PeerGone, TensorError, TensorExpired, TensorIncompatible, TensorMissing, TensorTooLarge
 from app.messages import Descriptor
 from app.settings import TensorSettings
-from app.tensors import folder, segment
+from app.tensors import folder, nixl_reads, segment
 from app.tensors.folder import Folder
 from app.tensors.plane import TensorPlane
 from app.tensors.segment import Header
 from tests.integration.tensor_holder import PROGRESS_DELAY_US, Holder, pattern
+from tests.polling import until
 
 MIB = 1 << 20
 TCP = "tcp,self"
@@ -296,7 +297,7 @@ async def test_a_fetch_that_is_cancelled(tcp: Holder, plane: Make, own: Folder) 
     await reader.read(given)
     with tcp.stopped():
         fetches = [asyncio.create_task(reader.fetch(given, own.path / f"a{one}")) for one in range(3)]
-        await gone(lambda: len(late_mappings(own, deleted=False)) != 3)
+        await until(lambda: transfers(reader, 3), "three transfers")
         for one in fetches:
             one.cancel()
         outcomes = await asyncio.gather(*fetches, return_exceptions=True)
@@ -336,7 +337,7 @@ async def test_closing_during_reads(
     await reader.read(given)
     with victim.stopped():
         task = asyncio.create_task(reader.fetch(given, own.path / "a"))
-        await gone(lambda: len(late_mappings(own, deleted=False)) != 1)
+        await until(lambda: transfers(reader, 1), "a transfer")
         await reader.close()
         with pytest.raises(TensorError, match="closed"):
             await task
@@ -476,6 +477,26 @@ async def test_many_at_once(holder: Holder, plane: Make, own: Folder) -> None:
     assert reader.counts.nixl == 200
 
 
+async def test_what_is_known_of_a_holder_stays_bounded_under_load(
+    holder: Holder, plane: Make, own: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nixl_reads, "_MAX_KNOWN", 4)
+    reader = await plane("nixl")
+    size = 64 << 10
+    given = [holder.publish(seed=200 + one, nbytes=size) for one in range(20)]
+
+    async def read_on(begin: int) -> None:
+        for one in range(begin, begin + 20):
+            assert await reader.read(given[one % 20]) == pattern(200 + one % 20, size)
+
+    loads = [asyncio.create_task(read_on(begin)) for begin in range(0, 20, 4)]
+    known = []
+    while not all(one.done() for one in loads):
+        known.append(await reader._agent.call(lambda reads: [len(one.known) for one in reads._peers.values()]))
+    await asyncio.gather(*loads)
+    assert max(max(one, default=0) for one in known) == 4
+
+
 async def test_the_loop_goes_on_meanwhile(holders: dict[str, Holder], plane: Make, own: Folder) -> None:
     reader = await plane("nixl")
     given = holders["memory"].publish(seed=20, nbytes=32 * MIB)
@@ -561,6 +582,11 @@ def late_mappings(own: Folder, *, deleted: bool = True) -> list[str]:
     """Mapped files of the reader that are not named (yet), or no more."""
     lines = maps().splitlines()
     return [one for one in lines if f"{own.path}/." in one and one.endswith("(deleted)") == deleted]
+
+
+async def transfers(reader: TensorPlane, count: int) -> bool:
+    """Whether so many go on."""
+    return await reader._agent.call(lambda reads: len(reads._reads) == count)
 
 
 async def gone(what: Callable[[], Any]) -> None:

@@ -20,7 +20,7 @@ from app import settings
 from app.redis import EVICTING_POLICIES
 from app.roles import KVRole, Role, kv_role
 from tests.command_lines import ROOT, check
-from workers import host
+from workers import preflight
 from workers.items import service as items
 
 PROFILES = ("cpu", "gpu")
@@ -119,7 +119,7 @@ def test_the_settings_load(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert (loaded.model, loaded.served_name) == ("/models/tiny", "tiny")
     assert loaded.redis.wait and loaded.redis.broker_url == "redis://redis:6379/0"
     if name in worker_names():
-        host.check(loaded)
+        preflight.check(loaded)
         known = {settings.variable(path) for path in settings.known()}
         own = services()[name]["environment"]
         assert {one for one in own if one.startswith(settings.ENV_PREFIX)} <= known

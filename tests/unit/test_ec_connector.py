@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from app.tensors import segment
 from tests.ec_engine import PAGE, ROOM, ROWS, WIDTH, Engine, config, feature
 from workers.embeddings.store import EmbeddingStore, final
 
@@ -290,7 +290,7 @@ def test_a_save_that_fails_stops_nothing(
     if fault == "odd type":
         engine.encode = lambda *_: torch.zeros(ROWS, WIDTH, dtype=torch.int64)
     elif fault == "disk":
-        monkeypatch.setattr(segment, "fill", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+        monkeypatch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError("no space")))
     engine.schedule(engine.ask("r", feature("a")))
     if fault == "folder gone":
         path.unlink()
@@ -533,3 +533,30 @@ def test_statistics_reach_prometheus(connector: Any, torch: Any) -> None:
     assert REGISTRY.get_sample_value("trivet:ec_loaded_items_total", {"engine": "0"}) == 0
     both.reset()
     assert both.is_empty()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_room_that_was_given_back_meanwhile_is_not_written_to(
+    vllm: Any, store: EmbeddingStore, torch: Any, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """The worker gives it back while the engine is at it, and may have reserved it anew."""
+    from workers.embeddings import tensor_files
+
+    reserved = store.reserve("a", ROOM)
+    assert reserved is not None
+    size = tensor_files._fill
+
+    def late(*arguments: Any) -> None:
+        store.abandon("a")
+        if again:
+            store.reserve("a", ROOM)
+        size(*arguments)
+
+    monkeypatch.setattr(tensor_files, "_fill", late)
+    with pytest.raises(FileNotFoundError):
+        tensor_files.write(reserved, "a", torch.zeros(ROWS, WIDTH))
+    assert [path.name for path in store.directory.iterdir() if path.is_file()] == ([reserved.name] if again else [])
+    store.abandon("a")
+    with pytest.raises(FileNotFoundError):
+        tensor_files.write(reserved, "a", torch.zeros(ROWS, WIDTH))
+    assert not final(reserved).exists() and not reserved.exists()

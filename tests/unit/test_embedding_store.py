@@ -65,7 +65,7 @@ def test_the_least_recently_used_goes_first(store: EmbeddingStore) -> None:
     for name in "abcd":
         assert put(store, name)
     store.path("a")
-    store.touch("b")
+    store.path("b")
     assert put(store, "e") and put(store, "f")
     # Told of each while its file is still there.
     assert gone == [("c", True), ("d", True)]
@@ -290,3 +290,50 @@ def test_a_failing_listener_loses_no_bytes(store: EmbeddingStore) -> None:
     with pytest.raises(KeyError):
         store.remove("a")
     assert store.has("a") and store.size == on_disk(store.directory)
+
+
+def test_what_leaves_may_be_deleted_later_and_its_name_be_used_again(store: EmbeddingStore) -> None:
+    later: list[Path] = []
+    store.delete = later.append
+    put(store, "a", b"old")
+    store.remove("a")
+    assert put(store, "a", b"new")
+    store.reserve("b", PAGE + 100)
+    store.abandon("b")
+    path = store.path("a")
+    assert path is not None and len(later) == 2 and all(one.exists() for one in later)
+    for one in later:
+        one.unlink()
+    assert bytes(segment.read_payload(path, segment.read_header(path))) == b"new"
+    assert store.size == on_disk(store.directory)
+
+
+def test_what_a_worker_had_not_deleted_yet_the_next_one_does(store: EmbeddingStore) -> None:
+    store.delete = lambda path: None
+    put(store, "a")
+    store.remove("a")
+    store.part("b").touch()
+    assert len(list(store.directory.iterdir())) == 2
+    EmbeddingStore(store.directory, 100)
+    assert list(store.directory.iterdir()) == []
+
+
+def test_what_is_to_be_kept_is_not_evicted(store: EmbeddingStore) -> None:
+    for name in "abcd":
+        assert put(store, name)
+    assert store.admit("e", PAGE + 100, keep={"a", "b"}) and not store.has("c")
+    assert store.admit("f", 2 * (PAGE + 100), keep={"a", "b"}) is None and store.has("d")
+    assert (store.counts.full, store.make_room(store.capacity), store.counts.full) == (1, False, 1)
+
+
+def test_whoever_waits_for_room_is_told_of_it(store: EmbeddingStore) -> None:
+    told: list[int] = []
+    store.on_room = lambda: told.append(store.capacity - store.size)
+    store.hold("a")
+    put(store, "a")
+    store.release("a")
+    store.reserve("b", PAGE + 100)
+    store.abandon("b")
+    store.remove("a")
+    rest = store.capacity - PAGE - 100
+    assert told == [rest, rest, rest, store.capacity]

@@ -4,6 +4,7 @@ import asyncio
 import io
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -13,12 +14,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from app.launch import component, sessions, shared_memory, shutdown, view
+from app.launch import cleanup, component, sessions, shared_memory, shutdown, view
 from app.launch.component import Component
 from app.launch.errors import LaunchError, StartFailed
 from app.launch.process import Process, ProcessSpec, describe, tail
 from app.launch.shared_memory import Ledger
 from app.launch.state import ComponentState, Phase, State, StateDirectory
+from app.tensors import folder
 from tests.polling import until
 
 SLEEP = "import time; time.sleep(600)"
@@ -304,6 +306,65 @@ def test_a_semaphore_is_known_by_its_final_name() -> None:
         assert final.name in ledger.names
         assert ledger.remove() == []
     assert ledger.remove() == [final.name]
+
+
+def test_embeddings_and_media_are_in_no_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same file is in the folders of several components: the death of one would take it from the others."""
+    monkeypatch.setattr(shared_memory, "DIRECTORY", tmp_path)
+    ledger = Ledger()
+    encoder, prefiller = (folder.make_folder(tmp_path, name) for name in ("encode", "prefill"))
+    deeper = folder.make_folder(made_folder(tmp_path / "mine"), "encode")
+    for one in (encoder, deeper):
+        (one.path / "embedding").write_bytes(b"x")
+    os.link(encoder.path / "embedding", prefiller.path / "embedding")
+    (tmp_path / "psm_1").write_bytes(b"x")
+    with (encoder.path / "embedding").open(), (deeper.path / "embedding").open(), (tmp_path / "psm_1").open():
+        ledger.note([os.getpid()])
+    assert ledger.names == {"psm_1"}
+    assert ledger.remove() == ["psm_1"]
+    assert (prefiller.path / "embedding").read_bytes() == b"x"
+    for own in (encoder, prefiller, deeper):
+        own.remove()
+
+
+DEAD = """
+import os, sys
+from pathlib import Path
+from app.tensors import folder
+print(folder.make_folder(Path(sys.argv[1]), "encode").path)
+"""
+
+
+def dead_folder(root: Path) -> Path:
+    made = subprocess.run([sys.executable, "-c", DEAD, str(root)], capture_output=True, text=True, check=True)
+    return Path(made.stdout.strip())
+
+
+async def test_the_folders_swept_are_those_of_the_deployment(tmp_path: Path) -> None:
+    """Whoever runs `trivet down`, or looks at a dead component, may have other settings."""
+    root = made_folder(tmp_path / "memory")
+    left = dead_folder(root)
+    dead = state(tmp_path).model_copy(update={"tensors": root, "phase": Phase.READY, "redis_url": ""})
+    dead.sockets = tmp_path / "sockets"
+    assert await cleanup.clear(dead) == [f"removed folders of dead processes: {left.name}"]
+    assert not left.exists()
+    left = dead_folder(root)
+    one = Component(
+        "worker", spec(tmp_path, "print(1, flush=True); " + SLEEP, "worker"), yes, lambda: None, tensors=root
+    )
+    await started(one)
+    await shutdown.stop(one, ((signal.SIGTERM, 5.0),), shutdown.Hurry())
+    assert not left.exists()
+
+
+def test_states_of_older_versions_can_be_read(tmp_path: Path) -> None:
+    older = state(tmp_path).model_dump(mode="json", exclude={"tensors"})
+    assert State.model_validate(older).tensors == Path("/dev/shm")
+
+
+def made_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
 
 
 # The state, and what is shown.

@@ -128,3 +128,23 @@ def test_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder.check_room(tmp_path, 4_000_000_000, "tensors.media_gb")
     assert str(raised.value).startswith(f"tensors.directory={tmp_path} has 64 MB free, and tensors.media_gb wants 4 GB")
     assert "--shm-size" in str(raised.value)
+
+
+def test_a_dead_process_takes_no_room(
+    tmp_path: Path, other: tuple[subprocess.Popen[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that was killed with a full cache has to be able to start again, by itself."""
+    process, path = other
+    (path / "buffer").write_bytes(bytes(64_000))
+    room = os.statvfs(tmp_path)
+
+    def free(root: Path) -> os.statvfs_result:
+        used = sum(one.stat().st_size for one in root.rglob("*") if one.is_file())
+        return os.statvfs_result([1, 1, 100_000, 100_000 - used, 100_000 - used, *room[5:]])
+
+    monkeypatch.setattr(os, "statvfs", free)
+    with pytest.raises(SettingsError, match="0.036 MB free"):
+        folder.check_room(tmp_path, 64_000, "media_gb")
+    process.send_signal(signal.SIGKILL)
+    process.wait(10)
+    folder.check_room(tmp_path, 64_000, "media_gb")

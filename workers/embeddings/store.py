@@ -6,9 +6,10 @@ import logging
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from app.errors import TensorError
@@ -18,7 +19,11 @@ log = logging.getLogger(__name__)
 
 #: What a file is called while it is reserved and not yet written. The writer renames it.
 NEW = ".new"
-_OURS = re.compile(r"[0-9a-f]{32}(\.new)?")
+#: What a file that was dropped is called until it is deleted.
+GONE = ".gone"
+#: What a file is called while its memory is allocated.
+PART = ".part"
+_OURS = re.compile(r"[0-9a-f]{32}(\.new)?(\.[0-9]+\.(gone|part))?")
 #: Seconds between two log lines that say that everything is in use.
 FULL_LOG_S = 60.0
 
@@ -48,8 +53,9 @@ class EmbeddingStore:
     """Owns a directory: `capacity` bytes at most, header pages and reservations included. For one thread.
 
     An item is written in three steps: `reserve` or `admit`, the writing, which somebody else may do, and `commit` or
-    `abandon` by whoever reserved. A held item is not evicted. `on_evict`, which may be set later, is told of every item
-    that goes, by `remove` and `clear` too, before its file does.
+    `abandon` by whoever reserved. A held item is not evicted. Three that may be set later: `on_evict` is told of every
+    item that goes, by `remove` and `clear` too, before its file does; `on_room` is told whenever there may be more room
+    than before; `delete` gets files that have left the store under names of no meaning, and deletes them later.
     """
 
     def __init__(self, directory: Path, capacity: int, on_evict: Callable[[str], None] | None = None) -> None:
@@ -57,6 +63,9 @@ class EmbeddingStore:
         self.capacity = capacity
         self.counts = Counts()
         self.on_evict = on_evict
+        self.on_room: Callable[[], None] = lambda: None
+        self.delete: Callable[[Path], None] = _unlink
+        self._numbers = count()
         self._entries: OrderedDict[str, int] = OrderedDict()
         self._reserved: dict[str, int] = {}
         self._holds: Counter[str] = Counter()
@@ -80,6 +89,10 @@ class EmbeddingStore:
         """Whether it is stored; changes nothing."""
         return identifier in self._entries
 
+    def expects(self, identifier: str) -> bool:
+        """Whether it is stored, or reserved by somebody."""
+        return identifier in self._entries or identifier in self._reserved
+
     def path(self, identifier: str) -> Path | None:
         """Look an item up: a use, and a hit or a miss. Unless it is held it may go at the next `reserve` or `admit`."""
         if identifier not in self._entries:
@@ -88,11 +101,6 @@ class EmbeddingStore:
         self.counts.hits += 1
         self._entries.move_to_end(identifier)
         return self._final(identifier)
-
-    def touch(self, identifier: str) -> None:
-        """Count a use that did not come by here."""
-        with suppress(KeyError):
-            self._entries.move_to_end(identifier)
 
     def hold(self, identifier: str) -> None:
         """Keep it until as many `release`; one that is not stored yet is kept from its `commit` on."""
@@ -104,6 +112,7 @@ class EmbeddingStore:
         self._holds[identifier] -= 1
         if not self._holds[identifier]:
             del self._holds[identifier]
+            self.on_room()
 
     def reserve(self, identifier: str, total: int) -> Path | None:
         """Make room and allocate the file that a writer fills and renames to `final`; `total` with the header page.
@@ -112,49 +121,84 @@ class EmbeddingStore:
         """
         if not self.admit(identifier, total):
             return None
-        path = self._new(identifier)
+        path = self.reserved(identifier)
         try:
             segment.allocate(path, total)
         except OSError as error:
-            self.abandon(identifier)
-            self._no_room(f"no memory for {total} bytes in {self.directory}: {error}")
+            self.no_memory(identifier, total, error)
             return None
         return path
 
-    def admit(self, identifier: str, total: int) -> Path | None:
-        """Make room for a file of at most `total` bytes that somebody else creates at the path answered.
+    def admit(self, identifier: str, total: int, keep: Container[str] = ()) -> Path | None:
+        """Make room, without evicting what to `keep`, for a file of at most `total` bytes that somebody else creates at
+        the path answered, or at `reserved` to rename it.
 
         None as in `reserve`.
         """
-        if identifier in self._entries or identifier in self._reserved or not self._make_room(total):
+        if self.expects(identifier):
+            return None
+        if total > self.capacity:
+            self._too_large(total)
+            return None
+        if not self.make_room(total, keep):
+            self._no_room(f"everything in {self.directory} is in use ({self._size} of {self.capacity} bytes)")
             return None
         self._reserved[identifier] = total
         self._size += total
         return self._final(identifier)
+
+    def make_room(self, total: int, keep: Container[str] = ()) -> bool:
+        """Evict until there is room for `total` bytes, nothing if there cannot be enough of it. Counts no failure."""
+        victims = self._victims(total, keep)
+        for identifier in victims or ():
+            self._drop(identifier)
+        self.counts.evictions += len(victims or ())
+        return victims is not None
+
+    def could_make_room(self, total: int, keep: Container[str] = ()) -> bool:
+        return self._victims(total, keep) is not None
+
+    def _victims(self, total: int, keep: Container[str]) -> list[str] | None:
+        """What has to go for `total` bytes; None if that is not enough."""
+        victims, free = [], self.capacity - self._size
+        for identifier, size in self._entries.items():
+            if free >= total:
+                break
+            if not self._holds[identifier] and identifier not in keep:
+                victims.append(identifier)
+                free += size
+        return victims if free >= total else None
+
+    def no_memory(self, identifier: str, total: int, error: OSError) -> None:
+        """The file system has no room for what was reserved, which is given back."""
+        self.abandon(identifier)
+        self._no_room(f"no memory for {total} bytes in {self.directory}: {error}")
 
     def commit(self, identifier: str) -> Path | None:
         """The writing is over. None, and the room is free again, if the file is not there or not what was reserved."""
         total = self._reserved.pop(identifier, None)
         if total is None:
             raise ValueError(f"embedding {identifier!r} has no reservation to commit")
-        self._new(identifier).unlink(missing_ok=True)
+        self._discard(self.reserved(identifier))
         path = self._final(identifier)
         size = self._written(path, identifier, total)
         self._size += (size or 0) - total
         if size is None:
-            path.unlink(missing_ok=True)
-            return None
-        self._entries[identifier] = size
-        self.counts.stored += 1
-        return path
+            self._discard(path)
+        else:
+            self._entries[identifier] = size
+            self.counts.stored += 1
+        self.on_room()
+        return None if size is None else path
 
     def abandon(self, identifier: str) -> None:
         """Give a reservation back, if there is one, with whatever was written."""
         total = self._reserved.pop(identifier, None)
         if total is not None:
             self._size -= total
-            self._new(identifier).unlink(missing_ok=True)
-            self._final(identifier).unlink(missing_ok=True)
+            self._discard(self.reserved(identifier))
+            self._discard(self._final(identifier))
+            self.on_room()
 
     def remove(self, identifier: str) -> None:
         """Drop an item, held or not, if it is stored."""
@@ -168,36 +212,30 @@ class EmbeddingStore:
         for identifier in [*self._reserved]:
             self.abandon(identifier)
 
-    def _final(self, identifier: str) -> Path:
-        return self.directory / segment.file_name(identifier)
-
-    def _new(self, identifier: str) -> Path:
+    def reserved(self, identifier: str) -> Path:
+        """The file that a writer fills."""
         return self.directory / (segment.file_name(identifier) + NEW)
 
-    def _make_room(self, total: int) -> bool:
-        if total > self.capacity:
-            self._too_large(total)
-            return False
-        victims, free = [], self.capacity - self._size
-        for identifier, size in self._entries.items():
-            if free >= total:
-                break
-            if not self._holds[identifier]:
-                victims.append(identifier)
-                free += size
-        if free < total:
-            self._no_room(f"everything in {self.directory} is in use ({self._size} of {self.capacity} bytes)")
-            return False
-        for identifier in victims:
-            self._drop(identifier)
-        self.counts.evictions += len(victims)
-        return True
+    def part(self, identifier: str) -> Path:
+        """A name for the file to be, while its memory is allocated."""
+        return self.directory / f"{segment.file_name(identifier)}.{next(self._numbers)}{PART}"
+
+    def _final(self, identifier: str) -> Path:
+        return self.directory / segment.file_name(identifier)
 
     def _drop(self, identifier: str) -> None:
         if self.on_evict is not None:
             self.on_evict(identifier)
         self._size -= self._entries.pop(identifier)
-        self._final(identifier).unlink(missing_ok=True)
+        self._discard(self._final(identifier))
+        self.on_room()
+
+    def _discard(self, path: Path) -> None:
+        """Renamed first: whenever it is deleted, a file that has its name by then stays."""
+        gone = path.with_name(f"{path.name}.{next(self._numbers)}{GONE}")
+        with suppress(FileNotFoundError):
+            path.rename(gone)
+            self.delete(gone)
 
     def _written(self, path: Path, identifier: str, total: int) -> int | None:
         """Size of a file that is whole and no larger than was reserved."""
@@ -231,3 +269,7 @@ class EmbeddingStore:
         if now - self._said_full >= FULL_LOG_S:
             self._said_full = now
             log.warning("an embedding is not kept: %s", why)
+
+
+def _unlink(path: Path) -> None:
+    path.unlink(missing_ok=True)

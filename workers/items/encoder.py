@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from app.errors import (
     BrokerUnavailable,
     EncodeFailed,
     Failure,
     MediaExpired,
+    MediaRefused,
     TensorExpired,
     TensorMissing,
     TrivetError,
@@ -21,11 +25,18 @@ from app.items import ItemRecord
 from app.items.index import ItemIndex
 from app.messages import Assignment, MediaRef, Modality
 from app.tensors.plane import TensorPlane
+from app.tensors.segment import ITEM_SIZES
 from workers import media_loading
 from workers.engine import Engine
-from workers.items.local import LocalItems, Spawn
+from workers.items.arrivals import Arrival, Arrivals
+from workers.items.local import LocalItems
+from workers.items.publishing import Spawn
 
 log = logging.getLogger(__name__)
+
+#: Encode tasks between reading their item and announcing it. Each has a decoded medium in memory, and an engine's step
+#: takes fewer.
+AT_ONCE = 32
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,9 @@ class ItemEncoder:
         spawn: Spawn,
     ) -> None:
         self.widths: dict[Modality, Width] = {}
+        self.arrivals = Arrivals()
+        self.slots = asyncio.Semaphore(AT_ONCE)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._me = me
         self._engine = engine
         self._plane = plane
@@ -85,10 +99,14 @@ class ItemEncoder:
         self._source = source
         self._spawn = spawn
 
+    def lock(self, identity: str) -> asyncio.Lock:
+        """For whoever encodes the item for others."""
+        return self._locks.setdefault(identity, asyncio.Lock())
+
     def fits(self, record: ItemRecord) -> bool:
         """Whether the engine can use an embedding of this record: another width would be its end."""
         own = self.widths.get(record.modality)
-        return own is None or own.width == record.width
+        return record.dtype in ITEM_SIZES and (own is None or own.width == record.width)
 
     async def load(self, ref: MediaRef) -> Any:
         """The decoded medium. Raises MediaRefused, MediaExpired, TensorError."""
@@ -99,15 +117,41 @@ class ItemEncoder:
         return await asyncio.to_thread(media_loading.load, ref, content, self._engine.renderer.media_io_kwargs)
 
     async def prepare(self, ref: MediaRef) -> OwnItem:
-        """Read, decode and render the item, and make room for its embedding; the caller holds it in the store."""
+        """Read, decode and render the item. Raises what `load` does."""
+        width = self.widths.get(ref.modality)
+        if width is None:
+            raise MediaRefused(f"the model takes no {ref.modality}", param=ref.param)
         alone = await self._engine.renderer.item(ref, await self.load(ref))
-        width = self.widths[ref.modality]
         record = alone.record(
             width=width.width, dtype=width.dtype, worker=self._me.worker, **dataclasses.asdict(self._source)
         )
-        own = OwnItem(record, alone.engine_input, alone.kwargs)
-        own.reserved = self._local.reserve(record)
-        return own
+        return OwnItem(record, alone.engine_input, alone.kwargs)
+
+    async def reserve(self, own: OwnItem) -> None:
+        """Make room for the embedding of an item that is encoded with its prompt; the caller holds it in the store.
+
+        Without room it is not kept: who waits for it is told so, since the prompt may take long.
+        """
+        own.reserved = await self._local.reserve(own.record)
+        if not own.reserved:
+            self.disclaim(own)
+
+    def disclaim(self, own: OwnItem) -> None:
+        """Let others who wait for the item look for another way."""
+        if own.claimed:
+            own.claimed = False
+            self.leave(own.record.identity, None)
+
+    @asynccontextmanager
+    async def reserving(self, own: OwnItem, arrival: Arrival, timeout_s: float) -> AsyncIterator[None]:
+        """Wait for room for the embedding, and hold it; what came of it is announced inside the block, or given up."""
+        await arrival.turn(lambda items: self._local.enough(own.record, items))
+        arrival.settle()
+        async with self._local.reserving(own.record, timeout_s) as own.reserved:
+            try:
+                yield
+            finally:
+                self._abandon(own)
 
     async def announce(self, own: OwnItem) -> None:
         """The engine has seen the item: whoever waits for it may have it.
@@ -121,7 +165,7 @@ class ItemEncoder:
             own.stored = self._local.commit(own.record)
         if not own.stored:
             raise EncodeFailed("the engine saved no embedding: their cache is full or too small, or KV blocks had all")
-        await self._local.publish(own.record)
+        await self._local.published.publish(own.record)
         own.announced = True
 
     async def share(self, own: OwnItem) -> None:
@@ -142,7 +186,7 @@ class ItemEncoder:
         if not own.announced and (own.reserved or own.stored or own.claimed):
             self._spawn(self.share(own))
 
-    def abandon(self, own: OwnItem) -> None:
+    def _abandon(self, own: OwnItem) -> None:
         """Give its room back, if nothing came of it."""
         if own.reserved:
             own.reserved = False

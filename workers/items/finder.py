@@ -9,17 +9,17 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from app import keys
 from app.celery import ENCODE_TASK
 from app.errors import BrokerUnavailable, Failure, RemoteFailure
+from app.fleet import FleetView
 from app.items import ItemRecord
 from app.items.announcements import Announcements, Watch, is_final
 from app.items.index import ItemIndex, Outcome
 from app.messages import Assignment, EncodeTask, MediaRef, StageTask
-from app.registry import Fleet, WorkerRecord
+from app.registry import WorkerRecord
 from app.roles import Role
 from app.sender import TaskSender
 from workers.items.encoder import ItemEncoder, OwnItem
@@ -89,7 +89,7 @@ class ItemFinder:
         local: LocalItems,
         index: ItemIndex,
         announcements: Announcements,
-        fleet: Callable[[], Fleet],
+        fleet: FleetView,
         sender: TaskSender,
         timeout_s: float,
         encodes: bool,
@@ -102,11 +102,11 @@ class ItemFinder:
         self._announcements = announcements
         self._fleet = fleet
         self._sender = sender
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._encodes = encodes
 
     async def find(self, task: StageTask, ref: MediaRef, turns: Turns) -> ItemRecord | OwnItem:
-        """The record of an item whose embedding is here, or the item ready to be encoded with the prompt.
+        """The record of an item whose embedding is here or with another worker, or the item to encode with the prompt.
 
         `turns` are those of the prompt's items. Raises MediaRefused, RemoteFailure (an encode worker refused the
         medium), BrokerUnavailable, MediaExpired, EncodeFailed.
@@ -120,22 +120,29 @@ class ItemFinder:
             try:
                 got = await self._search(search, watch)
             except NoRoom as reason:
-                self.counts.no_room += 1
-                log.info("item %s is encoded with its prompt, and not kept: %s", ref.identity, reason)
-                got = None
-        return got or await self._encode_here(search, claimed=False)
+                return await self.without_room(ref, str(reason))
+        if got is None:
+            turns.settle(ref.identity)
+            return await self.encode_here(ref, claimed=False)
+        return got
+
+    async def without_room(self, ref: MediaRef, why: str) -> OwnItem:
+        """The item to be encoded with its prompt, since its embedding cannot be taken in. Raises as `find` does."""
+        self.counts.no_room += 1
+        log.info("item %s is encoded with its prompt, and not kept: %s", ref.identity, why)
+        return await self.encode_here(ref, claimed=False)
 
     async def _search(self, search: Search, watch: Watch) -> ItemRecord | OwnItem | None:
         """None when the time is up. Raises NoRoom when the embedding cannot be had here."""
         identity = search.ref.identity
-        while (left := 2 * self._timeout_s - search.age) > 0:
+        while (left := 2 * self.timeout_s - search.age) > 0:
             found = (await self._index.find([identity]))[identity]
             self._check(found.record)
             record = await self._local.fetch(identity, found)
             if record is not None:
                 return record
             pause = LOOK_AGAIN_S
-            if not self._waits_for(search, found.claim):
+            if not await self._waits_for(search, found.claim):
                 own = await self._take_on(search, found.claim)
                 if own is not None:
                     return own
@@ -151,22 +158,23 @@ class ItemFinder:
             log.error("the record of item %s is of another model (embeddings %d wide)", record.identity, record.width)
             raise NoRoom("its record is of another model")
 
-    def _waits_for(self, search: Search, claim: Assignment | None) -> bool:
+    async def _waits_for(self, search: Search, claim: Assignment | None) -> bool:
         """Whether the owner of the claim may still be expected to encode the item."""
-        if claim is None or not self._alive(claim):
+        if claim is None or not await self.alive(claim):
             return False
         if not search.since:
             self.counts.waited += 1
         search.owner = claim
-        if time.monotonic() - search.since.setdefault(claim, time.monotonic()) < self._timeout_s:
+        if time.monotonic() - search.since.setdefault(claim, time.monotonic()) < self.timeout_s:
             return True
         if claim.worker not in search.tried:
-            log.warning("%s did not encode item %s within %g s", claim.worker, search.ref.identity, self._timeout_s)
+            log.warning("%s did not encode item %s within %g s", claim.worker, search.ref.identity, self.timeout_s)
             search.tried.add(claim.worker)
         return False
 
-    def _alive(self, owner: Assignment) -> bool:
-        return owner == self._me or self._fleet().find(owner.worker, owner.incarnation) is not None
+    async def alive(self, worker: Assignment) -> bool:
+        """Whether something may be expected of it."""
+        return worker == self._me or await self._fleet.knows(worker)
 
     async def _take_on(self, search: Search, instead_of: Assignment | None) -> OwnItem | None:
         """Nobody is at it: claim the item for an encode worker that has not failed yet, or encode it here."""
@@ -175,11 +183,12 @@ class ItemFinder:
         if encode_worker is None:
             await search.turns.wait(ref.identity)
         owner = encode_worker or self._me
-        answer = await self._index.claim(ref.identity, owner, self._timeout_s, instead_of=instead_of)
+        answer = await self._index.claim(ref.identity, owner, self.timeout_s, instead_of=instead_of)
         if answer.outcome is not Outcome.YOURS:
             return None
         if encode_worker is None:
-            return await self._encode_here(search, claimed=True)
+            search.turns.settle(ref.identity)
+            return await self.encode_here(ref, claimed=True)
         search.owner = owner
         search.tried.add(owner.worker)
         self.counts.sent_again += 1
@@ -188,9 +197,9 @@ class ItemFinder:
         return None
 
     def _encode_worker(self, search: Search) -> Assignment | None:
-        if search.age >= self._timeout_s:
+        if search.age >= self.timeout_s:
             return None
-        encoders = [one for one in self._fleet().encoders(self._index.namespace) if one.id not in search.tried]
+        encoders = [one for one in self._fleet.now.encoders(self._index.namespace) if one.id not in search.tried]
         return min(encoders, key=_load).assignment if encoders else None
 
     async def _send(self, task: StageTask, ref: MediaRef, owner: Assignment) -> None:
@@ -202,23 +211,19 @@ class ItemFinder:
             await self._encoder.give_up(ref.identity, None, owner)
             raise
 
-    async def _encode_here(self, search: Search, *, claimed: bool) -> OwnItem:
-        identity = search.ref.identity
-        search.turns.settle(identity)
+    async def encode_here(self, ref: MediaRef, *, claimed: bool) -> OwnItem:
+        """The item to be encoded with its prompt; `claimed` if others wait for it. Raises as `find` does."""
         self.counts.encoded_here += 1
-        if self._fleet().encoders(self._index.namespace) or not self._encodes:
+        if self._fleet.now.encoders(self._index.namespace) or not self._encodes:
             self.counts.fallbacks += 1
-            log.warning("item %s is encoded by this worker, which prefills", identity)
+            log.warning("item %s is encoded by this worker, which prefills", ref.identity)
         try:
-            own = await self._encoder.prepare(search.ref)
+            own = await self._encoder.prepare(ref)
         except BaseException as error:
             if claimed:
-                self._encoder.leave(identity, error)
+                self._encoder.leave(ref.identity, error)
             raise
-        own.claimed = claimed and own.reserved
-        if claimed and not own.reserved:
-            # Nobody will get it from here, and the prompt may take long.
-            self._encoder.leave(identity, None)
+        own.claimed = claimed
         return own
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -20,15 +19,15 @@ from app.registry import Registry
 from app.roles import Role
 from app.sender import TaskSender
 from app.settings import Settings
-from app.tensors import folder
 from app.tensors.plane import TensorPlane
-from workers.embeddings.store import EmbeddingStore
 from workers.engine import Engine
+from workers.items import untaken
 from workers.items.encoder import ItemEncoder, ItemSource
 from workers.items.finder import ItemFinder
 from workers.items.local import LocalItems
+from workers.items.memory import EmbeddingMemory
 from workers.items.prompt import PromptItems
-from workers.items.self_check import learn_widths
+from workers.items.self_check import EncoderBroken, learn_widths
 from workers.metrics import ItemMetrics
 
 log = logging.getLogger(__name__)
@@ -42,26 +41,6 @@ def wanted(settings: Settings) -> bool:
     return settings.enable_multimodal and bool({Role.ENCODE, Role.PREFILL} & settings.roles)
 
 
-class Shelf:
-    """The shared memory of a worker's embeddings. Made before the engine, which writes into it and reads from it."""
-
-    def __init__(self, settings: Settings, worker_id: str) -> None:
-        capacity = int(settings.multimodal_embedding_cache_capacity_gb * 1e9)
-        root = Path(settings.tensors.directory)
-        folder.check_room(root, capacity, "multimodal_embedding_cache_capacity_gb")
-        self.folder = folder.make_folder(root, worker_id)
-        self.store = EmbeddingStore(self.folder.path / "embeddings", capacity)
-
-    @property
-    def embeddings(self) -> Path | None:
-        """Where the engine's connector finds them; None when none are kept."""
-        return self.store.directory if self.store.capacity else None
-
-    def close(self) -> None:
-        self.store.clear()
-        self.folder.remove()
-
-
 class ItemService:
     """`prompts` gets prompts ready, `encoder` and `local` are what an encode task needs."""
 
@@ -70,16 +49,18 @@ class ItemService:
         settings: Settings,
         me: Assignment,
         engine: Engine,
-        shelf: Shelf,
+        memory: EmbeddingMemory,
         redis: Any,
         sender: TaskSender,
         metrics: CollectorRegistry = REGISTRY,
     ) -> None:
         self.fingerprint = fingerprint.of_settings(settings)
         self.index = ItemIndex(redis, self.fingerprint, settings.items)
-        self.plane = TensorPlane(shelf.store.directory, settings.tensors, settings.engine.nixl_progress_delay_us)
+        self.plane = TensorPlane(memory.store.directory, settings.tensors, settings.engine.nixl_progress_delay_us)
+        self._me = me
+        self._prefills = Role.PREFILL in settings.roles
         self._engine = engine
-        self._shelf = shelf
+        self._memory = memory
         self._running: set[asyncio.Task[None]] = set()
         self._closed = False
         self._registry, self._metrics = metrics, ItemMetrics(self)
@@ -90,7 +71,9 @@ class ItemService:
             lambda _gone: self._announcements.wake(),
             settings.worker.heartbeat_s,
         )
-        self.local = LocalItems(me, shelf.store, self.plane, self.index, settings.items.record_ttl_s, self._spawn)
+        self.local = LocalItems(
+            me, memory.store, self.plane, self.index, settings.items.record_ttl_s, self._spawn, self._alive
+        )
         source = ItemSource(settings.model, engine.renderer.revision, engine.renderer.processor_settings)
         self.encoder = ItemEncoder(me, engine, self.plane, self.local, self.index, source, self._spawn)
         self.finder = ItemFinder(
@@ -99,7 +82,7 @@ class ItemService:
             self.local,
             self.index,
             self._announcements,
-            lambda: self._fleet.now,
+            self._fleet,
             sender,
             settings.items.encode_timeout_s,
             Role.ENCODE in settings.roles,
@@ -111,15 +94,34 @@ class ItemService:
         try:
             await self.plane.start()
             # Without a cache there is nowhere to hold what a prompt from records relies on.
-            if self._shelf.embeddings is not None and await self._engine.renderer.spliceable():
-                self.encoder.widths = await learn_widths(self._engine, self._shelf.store)
-                self.prompts.spliceable = True
+            if self._memory.embeddings is not None and await self._engine.renderer.spliceable():
+                await self._learn_widths()
             await self._fleet.refresh()
         except BaseException:
-            self._shelf.close()
+            await self._end_work()
+            self._memory.close()
             raise
         self._registry.register(self._metrics)
-        return [self._announcements.run(), self._fleet.run()]
+        return [
+            self._announcements.run(),
+            self._fleet.run(),
+            self.local.published.keep_renewed(),
+            untaken.watch(self.local.room, self.index, self._me.worker),
+        ]
+
+    async def _learn_widths(self) -> None:
+        """A worker that prefills can do without embeddings of its encoder; one that only encodes cannot."""
+        try:
+            self.encoder.widths = await learn_widths(self._engine, self._memory.store)
+        except EncoderBroken as error:
+            if not self._prefills:
+                raise
+            log.error("prompts with media are rendered whole, and no embedding is kept or shared: %s", error)
+        else:
+            self.prompts.spliceable = True
+
+    async def _alive(self, worker: Assignment) -> bool:
+        return await self.finder.alive(worker)
 
     async def close(self) -> None:
         """After `start` only. Whatever goes wrong on the way, no shared memory is left."""
@@ -128,20 +130,23 @@ class ItemService:
             await self._take_leave()
             await self.plane.close()
         finally:
-            self._shelf.close()
+            self._memory.close()
 
     async def _take_leave(self) -> None:
         """Say what is still to be said, and then that nothing is here any more."""
         if self._running:
             await asyncio.wait(self._running, timeout=LAST_WORDS_S)
-        self._closed = True
-        for task in list(self._running):
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await self._end_work()
         try:
             await self.local.close()
         except BrokerUnavailable as error:
             log.warning("the index keeps entries of this worker until somebody finds them stale: %s", error)
+
+    async def _end_work(self) -> None:
+        self._closed = True
+        for task in list(self._running):
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._closed:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from app.errors import EncodeFailed, TrivetError
 from app.messages import EncodeTask
 from app.routing import encode_place
 from workers.host import Host
+
+if TYPE_CHECKING:
+    from workers.items.arrivals import Arrival
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +26,9 @@ async def run(host: Host, task: EncodeTask, is_over: Callable[[], Awaitable[bool
         # A claim of another incarnation is for those who wait to notice.
         if task.assigned == host.me:
             # Of tasks for one item the first encodes, and the others find it here or the claim gone.
-            async with host.items.local.lock(identity):
-                await _answer(host, task, is_over)
+            async with host.items.encoder.lock(identity), host.items.encoder.slots:
+                with host.items.encoder.arrivals.arrival() as arrival:
+                    await _answer(host, task, is_over, arrival)
     finally:
         await host.unplace(encode_place(task.request_id, identity))
 
@@ -34,7 +39,7 @@ async def refuse(host: Host, task: EncodeTask, error: TrivetError) -> None:
         await host.items.encoder.give_up(task.item.identity, error.failure())
 
 
-async def _answer(host: Host, task: EncodeTask, is_over: Callable[[], Awaitable[bool]]) -> None:
+async def _answer(host: Host, task: EncodeTask, is_over: Callable[[], Awaitable[bool]], arrival: Arrival) -> None:
     assert host.items is not None
     identity, leave = task.item.identity, host.items.encoder.leave
     try:
@@ -43,7 +48,7 @@ async def _answer(host: Host, task: EncodeTask, is_over: Callable[[], Awaitable[
             if await is_over():
                 leave(identity, None)
             elif await host.items.index.owns(identity, host.me):
-                await _encode(host, task)
+                await _encode(host, task, arrival)
     except TimeoutError:
         log.warning("item %s of request %s was not encoded in time", identity, task.request_id)
         leave(identity, EncodeFailed("the item was not encoded in time"))
@@ -55,23 +60,20 @@ async def _answer(host: Host, task: EncodeTask, is_over: Callable[[], Awaitable[
         raise
 
 
-async def _encode(host: Host, task: EncodeTask) -> None:
+async def _encode(host: Host, task: EncodeTask, arrival: Arrival) -> None:
     assert host.items is not None
     encoder, local = host.items.encoder, host.items.local
-    identity = task.item.identity
-    local.store.hold(identity)
-    try:
-        here = local.get(identity)
-        if here is not None:
-            # The index had lost it.
-            return await local.publish(here)
+    here = local.get(task.item.identity)
+    if here is not None:
+        # The index had lost it.
+        await local.published.publish(here)
+        local.room.keep_until_taken(task.item.identity)
+    else:
         own = await encoder.prepare(task.item)
-        try:
+        async with encoder.reserving(own, arrival, host.settings.items.encode_timeout_s):
             if own.reserved:
                 async with host.budget.reserve(len(own.alone["prompt_token_ids"]) + 1):
-                    await host.engine.encode(own.alone, f"{task.request_id}:{identity}")
+                    await host.engine.encode(own.alone, f"{task.request_id}:{task.item.identity}")
             await encoder.announce(own)
-        finally:
-            encoder.abandon(own)
-    finally:
-        local.store.release(identity)
+            # Others are about to read it.
+            local.room.keep_until_taken(task.item.identity)

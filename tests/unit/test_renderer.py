@@ -1,0 +1,85 @@
+"""workers.renderer: what vLLM's renderer refuses, as errors that say whose fault it is."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.errors import EncodeFailed, MediaRefused, PromptTooLong
+from app.messages import Prompt
+from tests.messages import media_ref
+
+CONTEXT = 10
+
+
+@pytest.fixture
+def renderer(vllm: Any) -> Any:
+    from workers.renderer import Renderer
+
+    model = SimpleNamespace(max_model_len=CONTEXT, revision=None, multimodal_config=None)
+    return Renderer(SimpleNamespace(mm_processor=None), SimpleNamespace(model_config=model))
+
+
+@pytest.fixture
+def answer(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What becomes of an item, or of a prompt: an error, or so many tokens."""
+    from workers import item_rendering
+
+    def set_to(outcome: Any) -> None:
+        async def render(*_: Any) -> Any:
+            if isinstance(outcome, Exception):
+                raise outcome
+            return SimpleNamespace(engine_input={"prompt_token_ids": [0] * outcome})
+
+        async def whole(*_: Any) -> Any:
+            return (await render()).engine_input
+
+        monkeypatch.setattr(item_rendering, "render_item", render)
+        monkeypatch.setattr(item_rendering, "render", whole)
+
+    return set_to
+
+
+async def test_an_item_that_the_processor_refuses_is_named(renderer: Any, answer: Any) -> None:
+    answer(ValueError("too long and too thin"))
+    with pytest.raises(MediaRefused, match="too long and too thin") as caught:
+        await renderer.item(media_ref(param="here"), None)
+    assert caught.value.param == "here"
+    with pytest.raises(MediaRefused) as caught:
+        await renderer.whole(Prompt(token_ids=[1]), {})
+    assert caught.value.param == "messages"
+
+
+async def test_an_item_that_fills_the_context_is_named(renderer: Any, answer: Any) -> None:
+    answer(CONTEXT)
+    with pytest.raises(PromptTooLong) as caught:
+        await renderer.item(media_ref(param="here"), None)
+    assert caught.value.param == "here"
+    with pytest.raises(PromptTooLong) as caught:
+        await renderer.whole(Prompt(token_ids=[1]), {})
+    assert caught.value.param == "messages"
+    answer(CONTEXT - 1)
+    assert await renderer.item(media_ref(), None)
+
+
+async def test_an_item_without_a_rendering_of_its_own_is_no_fault_of_the_clients(renderer: Any, answer: Any) -> None:
+    from workers.item_rendering import NotSpliceable
+    from workers.renderer import NotAlone
+
+    answer(NotSpliceable("it moves"))
+    with pytest.raises(NotAlone, match="it moves") as caught:
+        await renderer.item(media_ref(), None)
+    assert isinstance(caught.value, EncodeFailed) and caught.value.status == 503
+
+
+def test_text(renderer: Any) -> None:
+    assert renderer.text(Prompt(token_ids=[1, 2], cache_salt="s"))["cache_salt"] == "s"
+    with pytest.raises(PromptTooLong):
+        renderer.text(Prompt(token_ids=[1] * CONTEXT))
+    assert (renderer.processor_settings, renderer.revision, renderer.modalities()) == ({}, None, [])
+
+
+async def test_the_salt_of_a_prompt_that_is_rendered_whole(renderer: Any, answer: Any) -> None:
+    answer(3)
+    whole = await renderer.whole(Prompt(token_ids=[1], cache_salt="s"), {})
+    assert whole == {"prompt_token_ids": [0] * 3, "cache_salt": "s"}

@@ -1,0 +1,1 @@
+"""Items of prompts: encoded here, found elsewhere, and put into prompts."""
