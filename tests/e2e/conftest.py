@@ -46,7 +46,7 @@ class Stacks(Mapping[str, Stack]):
         if topology not in self._running:
             # On one host embeddings are shared by name; here one topology takes the way between hosts.
             os.environ["TRIVET_TENSORS__TRANSPORT"] = "nixl" if topology == "e_pd" else "auto"
-            more = ["--replicas", "encode=2"] if topology == "e_p_d" else []
+            more = ["--replicas", "encode=2"] if topology == "e_pd" else []
             self._running[topology] = self._stack.enter_context(up(f"e2e-{topology}", topology, self._model, *more))
             del os.environ["TRIVET_TENSORS__TRANSPORT"]
         return self._running[topology]

@@ -18,7 +18,8 @@ STEPS = "trivet:ec_encode_steps_total"
 
 
 def ask(stack: Stack, messages: list[dict[str, Any]], tokens: int = 4) -> str:
-    answer = stack.client.chat.completions.create(model="tiny", messages=messages, max_tokens=tokens, temperature=0)
+    with stack.client as client:
+        answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=tokens, temperature=0)
     return answer.choices[0].message.content or ""
 
 
@@ -50,11 +51,12 @@ def test_the_encode_worker_encodes_and_nobody_else(split: Stack, medium: dict[st
     assert split.counter(prefill, ENCODED) == 2, "its own self-check, of an image and a video"
 
 
-def test_a_requests_items_go_to_several_encode_workers(e_p_d: Stack) -> None:
-    encoders = [worker for worker in e_p_d.all_workers() if worker.id.startswith("encode@")]
+def test_a_requests_items_go_to_several_encode_workers(stacks: Mapping[str, Stack]) -> None:
+    stack = stacks["e_pd"]
+    encoders = [worker for worker in stack.all_workers() if worker.id.startswith("encode@")]
     assert len(encoders) == 2
     before = [metric(worker, ENCODED) for worker in encoders]
-    ask(e_p_d, user(*(image(150 + number) for number in range(4)), "Which is first?"))
+    ask(stack, user(*(image(150 + number) for number in range(4)), "Which is first?"))
     assert [metric(worker, ENCODED) - old for worker, old in zip(encoders, before, strict=True)] == [2, 2]
 
 
@@ -72,7 +74,8 @@ def test_nixl_brings_embeddings_where_the_setting_forces_it(stacks: Mapping[str,
 def test_200_requests_with_20_pictures_are_20_encodes(e_p_d: Stack) -> None:
     before, steps = e_p_d.counter("encode", ENCODED), e_p_d.counter("encode", STEPS)
     pids = {worker.pid for worker in e_p_d.all_workers()}
-    prompts = [user(image(200 + number % 20), f"Question {number}?") for number in range(200)]
+    # So large that the encoder takes longer than the processor: items wait for it, and go together.
+    prompts = [user(image(200 + number % 20, (512, 512)), f"Question {number}?") for number in range(200)]
     assert len(all_at_once(e_p_d, prompts)) == 200
     assert e_p_d.counter("encode", ENCODED) - before == 20
     assert 1 <= e_p_d.counter("encode", STEPS) - steps < 20, "the engine takes items of several requests in one step"

@@ -160,7 +160,7 @@ def test_an_engine_killed_ends_its_worker(agg: Stack) -> None:
 
 def test_an_encode_worker_killed(stacks: Mapping[str, Stack]) -> None:
     """20 requests with pictures that nobody has seen are under way: all are answered, by way of the prefill worker."""
-    stack = stacks["e_pd"]
+    stack = stacks["e_p_d"]
     before = stack.workers()["encode"]
     prompts = [user(image(900 + number, (256, 256)), f"Question {number}?") for number in range(20)]
     with ThreadPoolExecutor(20) as pool:
@@ -172,7 +172,7 @@ def test_an_encode_worker_killed(stacks: Mapping[str, Stack]) -> None:
         os.kill(before.pid, signal.SIGKILL)
         answers = [one.result(100) for one in asked]
     assert [answer.status_code for answer in answers] == [200] * 20, [answer.text[:200] for answer in answers]
-    assert stack.counter("pd", "trivet_items_total", 'event="fallbacks"') > 0, "counted"
+    assert stack.counter("prefill", "trivet_items_total", 'event="fallbacks"') > 0, "counted"
     answer = stack.post({"model": "tiny", "messages": user(image(950), "hi"), "max_tokens": 2})
     assert answer.status_code == 200, "also while there is no encode worker"
     _comes_back(stack, "encode", before.incarnation)
@@ -191,9 +191,9 @@ def test_an_encode_worker_killed(stacks: Mapping[str, Stack]) -> None:
 
 def test_one_of_two_encode_workers_killed(stacks: Mapping[str, Stack]) -> None:
     """What it owed goes to the other one."""
-    stack = stacks["e_p_d"]
+    stack = stacks["e_pd"]
     encoders = [worker for worker in stack.all_workers() if worker.id.startswith("encode@")]
-    again = stack.counter("prefill", "trivet_items_total", 'event="sent_again"')
+    again = stack.counter("pd", "trivet_items_total", 'event="sent_again"')
     prompts = [user(image(1000 + number, (256, 256)), f"Question {number}?") for number in range(20)]
     with ThreadPoolExecutor(20) as pool:
         asked = [
@@ -204,7 +204,7 @@ def test_one_of_two_encode_workers_killed(stacks: Mapping[str, Stack]) -> None:
         os.kill(encoders[0].pid, signal.SIGKILL)
         answers = [one.result(100) for one in asked]
     assert [answer.status_code for answer in answers] == [200] * 20, [answer.text[:200] for answer in answers]
-    assert stack.counter("prefill", "trivet_items_total", 'event="sent_again"') > again
+    assert stack.counter("pd", "trivet_items_total", 'event="sent_again"') > again
     _comes_back(stack, "encode", encoders[0].incarnation, number=2)
 
 
