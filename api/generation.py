@@ -121,14 +121,20 @@ async def _begin(
 
 
 async def _within(deadline: float, work: Coroutine[Any, Any, T]) -> T:
-    """A whole answer, or the way to a stream's first frame: it tokenizes, which nobody else limits in time."""
+    """A whole answer, or the way to a stream's first frame: it tokenizes, which nobody else limits in time.
+
+    vLLM takes the cancellation for a client that left, and makes an answer or an error of it: neither is for anybody.
+    """
+    limit = asyncio.timeout(deadline - time.time())
     try:
-        async with asyncio.timeout(deadline - time.time()) as limit:
-            return await work
-    except TimeoutError:
+        async with limit:
+            found = await work
+    except Exception:
         if not limit.expired():
             raise
-        raise DeadlineExceeded("the request's deadline passed") from None
+    if limit.expired():
+        raise DeadlineExceeded("the request's deadline passed")
+    return found
 
 
 async def _stream(
