@@ -92,8 +92,9 @@ async def test_when_its_thread_fails_all_hear_of_it(
     source: Any = None
     reading = asyncio.create_task(made.read(source, 1, Region(0, 1, None), 60.0))
     await until(lambda: reads.pending, "the read")
-    go = threading.Event()
-    working = asyncio.create_task(made.call(lambda _: go.wait(10)))
+    begun, go = threading.Event(), threading.Event()
+    working = asyncio.create_task(made.call(lambda _: (begun.set(), go.wait(10))))
+    await until(begun.is_set, "the job")
     queued = asyncio.create_task(made.call(lambda _: None))
     await asyncio.sleep(0)
     reads.broken = RuntimeError("a bug")
