@@ -1,34 +1,31 @@
-"""The server-side scripts of this folder: each is one step that no other client can come between."""
+"""The scripts of this folder, and what becomes of their failures."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from app.errors import BrokerUnavailable
+from app.scripts import Script
 from app.tick import Tick
 
 log = logging.getLogger(__name__)
 
 
-class Script:
-    """One file's text, after what all of them use, and the name that Redis gives it."""
-
-    def __init__(self, name: str) -> None:
-        folder = Path(__file__).parent
-        self.name = name
-        self.text = (folder / "read.lua").read_text() + (folder / f"{name}.lua").read_text()
-        self.sha = hashlib.sha1(self.text.encode()).hexdigest()
+FOLDER = Path(__file__).parent
 
 
-FIND, CLAIM, PUBLISH = Script("find"), Script("claim"), Script("publish")
-HOLD, WITHDRAW, GIVE_UP = Script("hold"), Script("withdraw"), Script("give_up")
+def _script(name: str) -> Script:
+    return Script(FOLDER / "read.lua", FOLDER / f"{name}.lua")
+
+
+FIND, CLAIM, PUBLISH = _script("find"), _script("claim"), _script("publish")
+HOLD, WITHDRAW, GIVE_UP = _script("hold"), _script("withdraw"), _script("give_up")
 
 
 class Scripts:
@@ -39,12 +36,8 @@ class Scripts:
 
     async def run(self, script: Script, keys: Sequence[str], *arguments: str | bytes | int) -> Any:
         """The script's answer. Raises BrokerUnavailable."""
-        call = (len(keys), *keys, *arguments)
         with _edge(script.name):
-            try:
-                return await self._tick.run("EVALSHA", script.sha, *call)
-            except NoScriptError:  # a Redis that is new, or was restarted
-                return await self._tick.run("EVAL", script.text, *call)
+            return await script.run(self._tick, keys, *arguments)
 
     async def get(self, key: str) -> bytes | None:
         """A string. Raises BrokerUnavailable."""

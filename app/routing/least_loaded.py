@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import time
 from pathlib import Path
 from typing import Any
 
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError
 
 from app import keys
 from app.errors import BrokerUnavailable, NoWorker
 from app.messages import Plan
 from app.registry import Fleet
 from app.routing.base import Ask, encode_place
+from app.scripts import Script
 from app.tick import Tick
 
-SCRIPT = Path(__file__).with_name("least_loaded.lua").read_text()
+SCRIPT = Script(Path(__file__).with_name("least_loaded.lua"))
 
 
 class LeastLoaded:
@@ -30,7 +30,6 @@ class LeastLoaded:
     def __init__(self, redis: Any, claim_s: float) -> None:
         self._tick = Tick(redis)
         self._claim_ms = int(claim_s * 1000)
-        self._sha = hashlib.sha1(SCRIPT.encode()).hexdigest()  # Redis's own name for the script
 
     async def plan(self, fleet: Fleet, ask: Ask) -> Plan:
         missing = fleet.missing(ask.media)
@@ -45,9 +44,9 @@ class LeastLoaded:
             names += [keys.embedding(ask.fingerprint, identity), keys.encoding(ask.fingerprint, identity)]
         numbers = [time.time(), ask.deadline, ask.request_id, random.randrange(1 << 16), self._claim_ms]
         assignments = [one.assignment.model_dump_json() for one in groups[-1]]
-        arguments = [*numbers, *map(len, groups), *assignments, *ask.items]
+        arguments: list[Any] = [*numbers, *map(len, groups), *assignments, *ask.items]
         try:
-            first, second, *encoders = await self._reserve(names, arguments)
+            first, second, *encoders = await SCRIPT.run(self._tick, names, *arguments)
         except (RedisError, OSError) as error:
             raise BrokerUnavailable(f"routing needs Redis, which did not answer ({type(error).__name__})") from error
         chosen = candidates[first - 1].assignment
@@ -63,10 +62,3 @@ class LeastLoaded:
         places = [(one.worker, request_id) for one in plan.workers]
         places += [(one.worker, encode_place(request_id, item)) for item, one in plan.encode.items()]
         await asyncio.gather(*(self._tick.run("ZREM", keys.load(worker), place) for worker, place in places))
-
-    async def _reserve(self, names: list[str], arguments: list[Any]) -> list[int]:
-        """Run the script by its name, and send it whole to a Redis that does not know it yet."""
-        try:
-            return list(await self._tick.run("EVALSHA", self._sha, len(names), *names, *arguments))
-        except NoScriptError:
-            return list(await self._tick.run("EVAL", SCRIPT, len(names), *names, *arguments))
