@@ -25,16 +25,19 @@ class Deployment:
 
     def counter(self, name: str, label: str = "") -> float:
         """The sum of a Prometheus counter over all workers and label sets with `label`."""
-        return sum(_sum(record.metrics, name, label) for record in self._workers())
-
-    def _workers(self) -> list[WorkerRecord]:
-        with redis.Redis.from_url(self.redis_url) as client:
-            found = [client.get(keys.worker(member.decode())) for member in client.smembers(keys.WORKERS)]
-        return [WorkerRecord.model_validate_json(one) for one in found if one is not None]
+        return sum(metric(worker, name, label) for worker in workers(self.redis_url))
 
 
-def _sum(url: str, name: str, label: str) -> float:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+def workers(redis_url: str) -> list[WorkerRecord]:
+    """Registered workers, by name."""
+    with redis.Redis.from_url(redis_url) as client:
+        found = [client.get(keys.worker(member.decode())) for member in client.smembers(keys.WORKERS)]
+    return sorted((WorkerRecord.model_validate_json(one) for one in found if one is not None), key=lambda one: one.id)
+
+
+def metric(worker: WorkerRecord, name: str, label: str = "") -> float:
+    """The sum of a worker's Prometheus metric over all label sets with `label`."""
+    with urllib.request.urlopen(worker.metrics, timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0] == name and label in line)
 

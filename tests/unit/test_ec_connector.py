@@ -18,13 +18,6 @@ from workers.embeddings.store import EmbeddingStore, final
 
 
 @pytest.fixture(scope="module")
-def torch(vllm: Any) -> Any:
-    import torch
-
-    return torch
-
-
-@pytest.fixture(scope="module")
 def connector(vllm: Any) -> Any:
     from workers import ec_connector
 

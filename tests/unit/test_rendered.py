@@ -22,13 +22,6 @@ def rendered(vllm: ModuleType) -> ModuleType:
     return rendered
 
 
-@pytest.fixture(scope="module")
-def torch(vllm: ModuleType) -> Any:
-    import torch
-
-    return torch
-
-
 @pytest.fixture
 def hf_inputs(torch: Any) -> dict[str, Any]:
     """What a processor makes of two pictures: pixels, and everything else in every shape that it may have."""
