@@ -72,8 +72,7 @@ async def _encode(host: Host, task: EncodeTask, arrival: Arrival) -> None:
         own = await encoder.prepare(task.item)
         async with encoder.reserving(own, arrival, host.settings.items.encode_timeout_s):
             if own.reserved:
-                async with host.budget.reserve(len(own.alone["prompt_token_ids"]) + 1):
-                    await host.engine.encode(own.alone, f"{task.request_id}:{task.item.identity}")
+                await host.engine.encode(own.alone, f"{task.request_id}:{task.item.identity}")
             await encoder.announce(own)
             # Others are about to read it.
             local.room.keep_until_taken(task.item.identity)
