@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from app.settings import ApiSettings, SettingsError
+from app.settings import SettingsError
+from app.settings_sections import ApiSettings
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from app.settings import KEY, ApiSettings, SettingsError, variable
+from app.settings import SettingsError, variable
+from app.settings_sections import KEY, ApiSettings
 
 COMMENT = re.compile(r"(^|\s)#.*")
 

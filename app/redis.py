@@ -15,7 +15,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
-from app.settings import RedisSettings
+from app.settings_sections import RedisSettings
 
 log = logging.getLogger(__name__)
 

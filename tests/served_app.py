@@ -16,12 +16,13 @@ from fastapi.responses import StreamingResponse
 from api import errors, middleware, openapi_security
 from app import settings
 from app.errors import NoWorker
+from app.settings_sections import ApiSettings
 from tests.redis_server import free_port
 
 ROOT = Path(__file__).parents[1]
 
 
-def create(api: settings.ApiSettings) -> FastAPI:
+def create(api: ApiSettings) -> FastAPI:
     made = FastAPI()
     if middleware.install(made, api):
         openapi_security.describe(made, api.open_metrics)

@@ -11,7 +11,7 @@ from api.middleware.keep_alive import KeepAlive
 from api.middleware.last_resort import LastResort
 from api.middleware.request_id import RequestId
 from app import api_keys
-from app.settings import ApiSettings
+from app.settings_sections import ApiSettings
 
 __all__ = ["ApiKeyGuard", "BodyLimit", "KeepAlive", "LastResort", "RequestId", "install"]
 

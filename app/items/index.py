@@ -23,7 +23,7 @@ from app.items.announcements import announcement, is_final
 from app.items.record import ItemRecord
 from app.items.scripts import CLAIM, FIND, GIVE_UP, HOLD, PUBLISH, WITHDRAW, Scripts
 from app.messages import Assignment, Descriptor, Message
-from app.settings import ItemSettings
+from app.settings_sections import ItemSettings
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from app import ports
 from app.launch.errors import LaunchError
 from app.launch.process import ProcessSpec
 from app.redis import connect, redacted, refuse_unsafe_broker
-from app.settings import RedisSettings
+from app.settings_sections import RedisSettings
 
 DEFAULT_PORT = 6379
 #: Nobody who speaks Redis on loopback is slower than this.

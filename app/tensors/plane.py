@@ -20,7 +20,7 @@ from typing import Literal, TypeVar
 
 from app.errors import TensorError, TensorExpired, TensorIncompatible, TensorMissing, TensorTooLarge
 from app.messages import Descriptor
-from app.settings import TensorSettings
+from app.settings_sections import TensorSettings
 from app.tensors import local, segment
 from app.tensors.buffers import Buffers, Opening, Served
 from app.tensors.nixl_agent import NixlAgent

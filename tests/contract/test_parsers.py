@@ -9,7 +9,8 @@ from unittest import mock
 
 import pytest
 
-from app.settings import ApiSettings, SettingsError
+from app.settings import SettingsError
+from app.settings_sections import ApiSettings
 
 HERMES = """<tools></tools> {"name": <function-name>} <tool_call>\\n{\\"name\\": ...}\\n</tool_call>"""
 CODER = "<tool_call>\\n<function=example>\\n</function>\\n</tool_call>"

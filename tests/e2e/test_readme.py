@@ -24,7 +24,7 @@ from app import ports
 from app.items.index import ItemIndex, Outcome
 from app.messages import Assignment
 from app.redis import connect
-from app.settings import ItemSettings
+from app.settings_sections import ItemSettings
 from tests import pictures, readme
 from tests.command_lines import ROOT
 from tests.e2e.by_hand import ByHand

@@ -19,7 +19,7 @@ from app.registry import Registry
 from app.roles import ALL, Role
 from app.routing import LeastLoaded
 from app.sender import TaskSender
-from app.settings import ItemSettings
+from app.settings_sections import ItemSettings
 from app.streaming import TokenReader
 from tests.integration.fake_worker import FakeWorker, count, hand_on
 from tests.messages import AGG, DECODE, FINGERPRINT, PREFILL

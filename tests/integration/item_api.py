@@ -18,7 +18,7 @@ from app.registry import Fleet
 from app.roles import Role
 from app.routing import Ask, LeastLoaded
 from app.sender import TaskSender
-from app.settings import TensorSettings
+from app.settings_sections import TensorSettings
 from app.tensors import folder
 from app.tensors.plane import TensorPlane
 from tests.integration.item_engine import TARGET

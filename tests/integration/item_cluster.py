@@ -23,7 +23,8 @@ from app import keys, sender
 from app.messages import Prompt
 from app.redis import connect
 from app.roles import Role
-from app.settings import ItemSettings, Settings, TensorSettings, WorkerSettings
+from app.settings import Settings
+from app.settings_sections import ItemSettings, TensorSettings, WorkerSettings
 from app.tensors import segment
 from tests.integration.item_api import Api
 from tests.integration.item_engine import ITEM, FakeEngine

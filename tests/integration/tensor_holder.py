@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from app.messages import Descriptor
-from app.settings import TensorSettings
+from app.settings_sections import TensorSettings
 from app.tensors import folder, segment
 from app.tensors.plane import TensorPlane
 from app.tensors.segment import Header

@@ -18,7 +18,7 @@ from app.items.announcements import Announcements, announcement, is_final
 from app.items.index import ItemIndex, Outcome
 from app.messages import Assignment
 from app.redis import connect
-from app.settings import ItemSettings
+from app.settings_sections import ItemSettings
 from tests.items import E0, MODEL, descriptor, identity, record
 from tests.polling import until
 from tests.redis_server import redis_server

@@ -12,7 +12,7 @@ from app.errors import EncodeFailed, MediaRefused, RecordTooLarge
 from app.items.index import Found, Holder, ItemIndex, Outcome
 from app.messages import Assignment
 from app.redis import connect
-from app.settings import ItemSettings
+from app.settings_sections import ItemSettings
 from tests.items import E0, MODEL, descriptor, heard, identity, publish, record
 from tests.polling import until
 

@@ -14,7 +14,7 @@ from app.launch.errors import LaunchError
 from app.launch.process import Process
 from app.launch.redis_server import Found
 from app.redis import UnsafeBroker, connect, refuse_unsafe_broker
-from app.settings import RedisSettings
+from app.settings_sections import RedisSettings
 from tests.polling import until
 from tests.redis_server import free_port
 from tests.redis_server import redis_server as server

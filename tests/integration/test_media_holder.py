@@ -11,7 +11,7 @@ import pytest
 
 from app.errors import TensorError
 from app.media import MediaHolder
-from app.settings import TensorSettings
+from app.settings_sections import TensorSettings
 from app.tensors import folder
 from app.tensors.plane import TensorPlane
 

@@ -21,7 +21,7 @@ from app.redis import (
     subscription,
     wait_until_up,
 )
-from app.settings import RedisSettings
+from app.settings_sections import RedisSettings
 from tests.polling import until
 from tests.redis_server import RedisServer, free_port, redis_server
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.settings import RedisSettings, Settings, TensorSettings
+from app.settings import Settings
+from app.settings_sections import RedisSettings, TensorSettings
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from app.errors import PeerGone, TensorError, TensorExpired, TensorIncompatible, TensorMissing, TensorTooLarge
 from app.messages import Descriptor
-from app.settings import TensorSettings
+from app.settings_sections import TensorSettings
 from app.tensors import folder, nixl_reads, segment
 from app.tensors.folder import Folder
 from app.tensors.plane import TensorPlane

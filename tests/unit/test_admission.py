@@ -8,7 +8,8 @@ import pytest
 from api import metrics
 from api.admission import Ticket
 from app.errors import TooManyRequests
-from app.settings import ApiSettings, Settings
+from app.settings import Settings
+from app.settings_sections import ApiSettings
 
 
 def services(limit: int) -> Any:

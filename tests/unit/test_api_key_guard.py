@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from api.middleware import api_key_guard
 from api.middleware.api_key_guard import ApiKeyGuard, lock, opened, route_path
-from app.settings import ApiSettings
+from app.settings_sections import ApiSettings
 from tests.served_app import create
 
 KEYS = ("sk-first", "sk-second", "sk-third")

@@ -10,7 +10,8 @@ import pytest
 
 from app import ports
 from app.roles import Role
-from app.settings import EngineSettings, Settings, SettingsError, WorkerSettings
+from app.settings import Settings, SettingsError
+from app.settings_sections import EngineSettings, WorkerSettings
 from workers import engine_args
 
 E, P, D = Role.ENCODE, Role.PREFILL, Role.DECODE

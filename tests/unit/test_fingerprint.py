@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from app.media import fingerprint
-from app.settings import EngineSettings, Settings, SettingsError
+from app.settings import Settings, SettingsError
+from app.settings_sections import EngineSettings
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from app import media
 from app.errors import InvalidRequest, MediaMemoryFull, MediaRefused, MultimodalDisabled
 from app.media import FRAMES, MediaHolder, identify
 from app.messages import MediaRef
-from app.settings import MediaSettings, Settings
+from app.settings import Settings
+from app.settings_sections import MediaSettings
 from tests import videos
 from tests.pictures import data_url, encoded
 from tests.planes import Plane

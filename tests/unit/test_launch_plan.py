@@ -11,7 +11,8 @@ import pytest
 from app.launch import gpus, plan
 from app.launch.errors import LaunchError
 from app.roles import ALL, Role
-from app.settings import EngineSettings, Settings
+from app.settings import Settings
+from app.settings_sections import EngineSettings
 
 
 def settings(**flags: Any) -> Settings:

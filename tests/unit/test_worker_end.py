@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from app.settings import RedisSettings, Settings, TensorSettings
+from app.settings import Settings
+from app.settings_sections import RedisSettings, TensorSettings
 from app.tensors import folder
 from workers import bootstep
 from workers import host as hosting
