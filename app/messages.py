@@ -122,12 +122,15 @@ class Assignment(Message):
 class Plan(Message):
     """Who runs each stage. Equal assignments are one task: a stage whose worker is the next one's too is no task.
 
-    `encode` has an encode worker for each item (by identity) that nobody holds or encodes yet; items that are not in it
-    are taken from a holder, waited for, or encoded by the worker that prefills.
+    Without `decode`, the worker that prefills has it chosen when it hands over. Ranks are those of the engines' data
+    parallelism. `encode` has an encode worker for each item (by identity) that nobody holds or encodes yet; items that
+    are not in it are taken from a holder, waited for, or encoded by the worker that prefills.
     """
 
     prefill: Assignment
-    decode: Assignment
+    decode: Assignment | None = None
+    prefill_rank: int = Field(0, ge=0)
+    decode_rank: int = Field(0, ge=0)
     encode: dict[str, Assignment] = {}
 
     @property
@@ -136,7 +139,10 @@ class Plan(Message):
 
     @property
     def workers(self) -> tuple[Assignment, ...]:
-        return (self.decode,) if self.aggregated else (self.prefill, self.decode)
+        """Those of prefill and decode that are chosen by now."""
+        if self.decode is None or self.aggregated:
+            return (self.prefill,)
+        return (self.prefill, self.decode)
 
 
 class Task(Message):
