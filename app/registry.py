@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from app import keys
-from app.messages import Assignment
+from app.messages import Assignment, Modality
 from app.roles import KVRole, Role, kv_role
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,8 @@ class WorkerRecord(BaseModel):
     """A registered worker. `incarnation` changes with every start; times are unix seconds.
 
     `fingerprint` names the model and its processor settings: workers share items only with their equals.
-    `spliceable` says that prompts of this model can be put together from item records.
+    `spliceable` says that prompts of this model can be put together from item records, and `placeholders` what then
+    stands for an item of each modality in a prompt that is not expanded, in token ids.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -50,6 +51,7 @@ class WorkerRecord(BaseModel):
     metrics: str
     fingerprint: str = ""
     spliceable: bool = False
+    placeholders: dict[Modality, list[int]] = {}
     engine: EngineState
     started: float
     in_flight: int = 0
@@ -133,6 +135,15 @@ class Fleet:
     def open(self) -> list[WorkerRecord]:
         """Workers that take new requests."""
         return [w for w in self.workers if not w.draining]
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a KV block: the same for all workers that have blocks. 0 while there is none."""
+        return next((w.engine.block_size for w in self.workers if w.roles & {Role.PREFILL, Role.DECODE}), 0)
+
+    def placeholders(self, fingerprint: str) -> dict[Modality, list[int]]:
+        """What stands for an item of each modality, as the workers of this fingerprint found out."""
+        return next((w.placeholders for w in self.workers if w.fingerprint == fingerprint and w.placeholders), {})
 
     def aggregated(self, media: bool) -> list[WorkerRecord]:
         """Workers that can prefill and decode a request."""

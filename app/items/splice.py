@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from app.errors import InvalidRequest
 from app.items.record import ItemRecord
 from app.messages import MediaRef, Prompt, RenderedItem, RenderedPrompt
+
+
+class Place(NamedTuple):
+    """Where a medium stands in a prompt that is not expanded: its target is `tokens[start:end]`."""
+
+    start: int
+    end: int
+    ref: MediaRef
 
 
 def splice(prompt: Prompt, records: Mapping[str, ItemRecord]) -> RenderedPrompt:
@@ -18,21 +27,32 @@ def splice(prompt: Prompt, records: Mapping[str, ItemRecord]) -> RenderedPrompt:
     the prompt has no place for it.
     """
     tokens = prompt.token_ids
-    lines = _lines(prompt.media, records)
     token_ids: list[int] = []
     items: list[RenderedItem] = []
     at = 0
-    while line := _next(lines, tokens, at):
-        _, ref = line.waiting.popleft()
-        record = records[ref.identity]
-        token_ids += tokens[at : line.start]
+    for place in places(tokens, prompt.media, {ref.identity: records[ref.identity].target for ref in prompt.media}):
+        record = records[place.ref.identity]
+        token_ids += tokens[at : place.start]
         replacement = expanded(record.replacement)
-        items.append(_placed(ref, record, len(token_ids), len(replacement)))
+        items.append(_placed(place.ref, record, len(token_ids), len(replacement)))
         token_ids += replacement
-        at = line.end
-    _refuse_unplaced(lines)
+        at = place.end
     token_ids += tokens[at:]
     return RenderedPrompt(token_ids=token_ids, items=items, cache_salt=prompt.cache_salt)
+
+
+def places(tokens: list[int], media: list[MediaRef], targets: Mapping[str, Sequence[int]]) -> Iterator[Place]:
+    """The media's places, first to last. `targets` has what stands for each identity.
+
+    Raises InvalidRequest, naming the medium, at the end if there are fewer places than media.
+    """
+    lines = _lines(media, targets)
+    at = 0
+    while line := _next(lines, tokens, at):
+        _, ref = line.waiting.popleft()
+        yield Place(line.start, line.end, ref)
+        at = line.end
+    _refuse_unplaced(lines)
 
 
 def runs_of(tokens: Iterable[int]) -> list[tuple[int, int]]:
@@ -68,12 +88,12 @@ class _Line:
         return self.start < len(tokens)
 
 
-def _lines(media: list[MediaRef], records: Mapping[str, ItemRecord]) -> list[_Line]:
+def _lines(media: list[MediaRef], targets: Mapping[str, Sequence[int]]) -> list[_Line]:
     """vLLM goes through the items modality by modality."""
     lines: dict[tuple[int, ...], _Line] = {}
     modalities = {modality: at for at, modality in enumerate(dict.fromkeys(ref.modality for ref in media))}
     for turn, ref in enumerate(sorted(media, key=lambda ref: modalities[ref.modality])):
-        target = tuple(records[ref.identity].target)
+        target = tuple(targets[ref.identity])
         lines.setdefault(target, _Line(target)).waiting.append((turn, ref))
     return list(lines.values())
 

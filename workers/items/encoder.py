@@ -41,10 +41,12 @@ AT_ONCE = 32
 
 @dataclass(frozen=True)
 class Width:
-    """What the engine's encoder gives for each placeholder token: `width` values of `dtype`."""
+    """What the engine's encoder gives for each placeholder token: `width` values of `dtype`. `target` is what stands
+    for an item in a prompt that is not expanded."""
 
     width: int
     dtype: str
+    target: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

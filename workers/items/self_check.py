@@ -42,7 +42,7 @@ async def _learn(engine: Engine, store: EmbeddingStore, modality: Modality) -> W
         if rows != alone.embeds:
             raise EncoderBroken(f"the encoder gave {rows} rows for a {modality} with {alone.embeds} placeholder tokens")
         log.info("encoder: %s, %d x %s for each placeholder token", modality, width, header.dtype)
-        return Width(width, header.dtype)
+        return Width(width, header.dtype, tuple(alone.target))
     finally:
         store.abandon(identity)
         store.release(identity)

@@ -14,7 +14,7 @@ from app.fleet import FleetView
 from app.items.announcements import Announcements
 from app.items.index import ItemIndex
 from app.media import fingerprint
-from app.messages import Assignment
+from app.messages import Assignment, Modality
 from app.registry import Registry
 from app.roles import Role
 from app.sender import TaskSender
@@ -119,6 +119,11 @@ class ItemService:
             log.error("prompts with media are rendered whole, and no embedding is kept or shared: %s", error)
         else:
             self.prompts.spliceable = True
+
+    @property
+    def placeholders(self) -> dict[Modality, list[int]]:
+        """What stands for an item of each modality, where prompts are put together from records."""
+        return {modality: list(one.target) for modality, one in self.encoder.widths.items() if one.target}
 
     async def _alive(self, worker: Assignment) -> bool:
         return await self.finder.alive(worker)
