@@ -10,6 +10,7 @@
 | `trivet:item:<model>:<identity>` | string, JSON | `items.record_ttl_s` after its last use | an item record |
 | `trivet:emb:<model>:<identity>` | hash | the same | worker -> where it holds the item's embedding, JSON |
 | `trivet:encoding:<model>:<identity>` | string, JSON | `items.encode_timeout_s` | whoever is to encode the item |
+| `trivet:kv:<worker>:<rank>` | set | `worker.lease_s` | names of the KV blocks that an engine holds |
 | `trivet:replay:<api>` | stream, capped | 600 s after the last batch | the last token batches, to refill a gap |
 | `trivet:tokens:<api>` | channel | | token batches for one API process |
 | `trivet:cancel` | channel | | ids of requests to stop |
@@ -18,7 +19,8 @@
 | `encode.<worker>`, ... | list | the same | Celery queue of one worker |
 
 Celery adds keys of its own that begin with `_kombu.`. Nothing here is pickled: strings are JSON or text. `<model>` is
-the fingerprint of a model and its processor settings, `<identity>` names an item by its content.
+the fingerprint of a model and its processor settings, `<identity>` names an item by its content. `<rank>` is 0 but in
+engines with data parallelism; how blocks are named is in app/routing/blocks.py.
 """
 
 from __future__ import annotations
@@ -68,6 +70,10 @@ def embedding(model: str, identity: str) -> str:
 
 def encoding(model: str, identity: str) -> str:
     return f"{PREFIX}encoding:{model}:{identity}"
+
+
+def kv(worker_id: str, rank: int) -> str:
+    return f"{PREFIX}kv:{worker_id}:{rank}"
 
 
 def replay(api_id: str) -> str:

@@ -25,6 +25,7 @@ from app.settings_sections import (
     ItemSettings,
     MediaSettings,
     RedisSettings,
+    RoutingSettings,
     Section,
     StreamSettings,
     TensorSettings,
@@ -72,6 +73,7 @@ class Settings(BaseSettings):
     media: MediaSettings = MediaSettings()
     tensors: TensorSettings = TensorSettings()
     items: ItemSettings = ItemSettings()
+    routing: RoutingSettings = RoutingSettings()
     stream: StreamSettings = StreamSettings()
     flower: FlowerSettings = FlowerSettings()
 

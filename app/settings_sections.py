@@ -201,6 +201,14 @@ class ItemSettings(Section):
     """Longest wait for an encode worker, queue included; then the item is encoded elsewhere."""
 
 
+class RoutingSettings(Section):
+    kv_events: bool = True
+    """Workers tell Redis which KV blocks their engines hold, as these store and drop them; needs prefix caching. Off,
+    routers go by where they sent prompts before."""
+    max_blocks_per_worker: int = Field(1_000_000, ge=1)
+    """Most names of KV blocks that Redis keeps of one engine; the oldest go first."""
+
+
 class StreamSettings(Section):
     replay_batches: int = Field(2000, ge=10)
     """Token batches kept for each API process to refill gaps from."""
