@@ -92,6 +92,11 @@ def worker_queue(role: Role, worker_id: str) -> str:
     return f"{role.value}.{worker_id}"
 
 
+def stepped(queue: str, step: int) -> str:
+    """The Redis list of a queue for one step of priority."""
+    return f"{queue}{SEPARATOR}{step}" if step else queue
+
+
 def lists(queue: str) -> list[str]:
     """The Redis lists of a queue, one for each step of priority."""
-    return [f"{queue}{SEPARATOR}{step}" if step else queue for step in PRIORITY_STEPS]
+    return [stepped(queue, step) for step in PRIORITY_STEPS]

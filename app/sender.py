@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 from redis.exceptions import RedisError
 
+from app import keys
 from app.errors import BrokerUnavailable
 from app.messages import DecodeTask, EncodeTask, PrefillTask, Task
 from app.tick import Tick
@@ -24,13 +25,15 @@ ORIGIN = f"trivet-{os.getpid()}@{socket.gethostname()}"
 _EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 
-def envelope(task: str, message: Task, queue: str) -> bytes:
+def envelope(task: str, message: Task, queue: str, step: int = 0) -> bytes:
     """The message for a stage's task, which a worker drops unseen after its `expires_at`."""
     expires = datetime.fromtimestamp(message.expires_at, UTC).isoformat()
-    return envelope_of(task, {"message": message.model_dump(mode="json")}, queue, summary(message), expires)
+    return envelope_of(task, {"message": message.model_dump(mode="json")}, queue, summary(message), expires, step)
 
 
-def envelope_of(task: str, kwargs: dict[str, Any], queue: str, summary: str, expires: str | None = None) -> bytes:
+def envelope_of(
+    task: str, kwargs: dict[str, Any], queue: str, summary: str, expires: str | None = None, step: int = 0
+) -> bytes:
     """The message for any task. `summary` is what Flower shows instead of the arguments: never a prompt."""
     task_id = str(uuid.uuid4())
     body = orjson.dumps([[], kwargs, _EMBED])
@@ -41,7 +44,7 @@ def envelope_of(task: str, kwargs: dict[str, Any], queue: str, summary: str, exp
         "replaced_task_nesting": 0, "stamped_headers": None, "stamps": {},
     }  # fmt: skip
     properties = {
-        "correlation_id": task_id, "reply_to": "", "delivery_mode": 2, "priority": 0, "body_encoding": "base64",
+        "correlation_id": task_id, "reply_to": "", "delivery_mode": 2, "priority": step, "body_encoding": "base64",
         "delivery_info": {"exchange": "", "routing_key": queue}, "delivery_tag": str(uuid.uuid4()),
     }  # fmt: skip
     return orjson.dumps(
@@ -79,10 +82,13 @@ class TaskSender:
     def __init__(self, redis: Any) -> None:
         self._tick = Tick(redis)
 
-    async def send(self, task: str, message: Task, queue: str) -> None:
-        """Return when Redis has the task. Raises BrokerUnavailable."""
-        content = envelope(task, message, queue)
+    async def send(self, task: str, message: Task, queue: str, step: int = 0) -> None:
+        """Return when Redis has the task. `step` is one of `keys.PRIORITY_STEPS`: those of the first are taken first.
+
+        Raises BrokerUnavailable.
+        """
+        content = envelope(task, message, queue, step)
         try:
-            await self._tick.run("LPUSH", queue, content)
+            await self._tick.run("LPUSH", keys.stepped(queue, step), content)
         except (RedisError, OSError) as error:
             raise BrokerUnavailable(f"the task queue is not reachable ({type(error).__name__})") from error

@@ -153,3 +153,16 @@ async def test_a_queue_that_is_no_list_fails_its_own_tasks_alone(redis: Any) -> 
         return_exceptions=True,
     )
     assert good is None and isinstance(bad, BrokerUnavailable)
+
+
+async def test_what_may_wait_is_taken_after_what_came_later(redis: Any, redis_url: str) -> None:
+    sender = TaskSender(redis)
+    for name, step in (("patient", 5), ("urgent", 0)):
+        await sender.send(DECODE_TASK, decode_task(name), QUEUE, step)
+    options = configuration(redis_url)["broker_transport_options"]
+
+    def take() -> list[str]:
+        with Connection(redis_url, transport_options=options) as connection, connection.SimpleQueue(QUEUE) as queue:
+            return [queue.get(timeout=5).payload[1]["message"]["request_id"] for _ in range(2)]
+
+    assert await asyncio.to_thread(take) == ["urgent", "patient"]
