@@ -23,7 +23,10 @@ PAGE = 100
 
 
 class RequestStream:
-    """The deltas of one attempt of one request, in order and without holes."""
+    """The deltas of one attempt of one request, in order and without holes.
+
+    `workers` are those whose death ends it: until one of them speaks those of the plan, then whoever speaks.
+    """
 
     def __init__(self, request_id: str, attempt: int, workers: frozenset[Assignment]) -> None:
         self.request_id = request_id
@@ -34,10 +37,12 @@ class RequestStream:
         self._ready: deque[Delta] = deque()
         self._wake: asyncio.Future[None] | None = None
 
-    def feed(self, delta: Delta) -> None:
+    def feed(self, delta: Delta, speaker: Assignment) -> None:
         """Take a delta from the channel; another attempt's and those seen before are dropped."""
         if delta.attempt != self.attempt or (delta.seq < self._expected and delta.error is None):
             return
+        if not self._expected:
+            self.workers = frozenset({speaker})
         if delta.seq > self._expected and delta.error is None:
             lost = TokensLost(f"part {self._expected} of the answer was lost between worker and API")
             delta = Delta(request=self.request_id, attempt=self.attempt, seq=delta.seq, error=lost.failure())
@@ -121,10 +126,11 @@ class TokenReader:
         self._deliver(batch)
 
     def _deliver(self, batch: Batch) -> None:
+        speaker = Assignment(worker=batch.worker, incarnation=batch.incarnation)
         for delta in batch.deltas:
             stream = self._streams.get(delta.request)
             if stream is not None:
-                stream.feed(delta)
+                stream.feed(delta, speaker)
 
     async def _refill(self, source: tuple[str, str], last: int, until: int) -> None:
         """Deliver the batches last+1 .. until of one worker from the replay stream."""

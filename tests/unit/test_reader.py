@@ -11,12 +11,13 @@ from app.errors import Failure
 from app.messages import Assignment, Delta
 from app.streaming import RequestStream
 
-WORKER = frozenset({Assignment(worker="w", incarnation="1")})
+WORKER = Assignment(worker="w", incarnation="1")
+PLANNED = Assignment(worker="p", incarnation="1")
 LOST = Failure(503, "worker_lost", "gone")
 
 
 def stream(attempt: int = 0) -> RequestStream:
-    return RequestStream("r", attempt, WORKER)
+    return RequestStream("r", attempt, frozenset({PLANNED}))
 
 
 def delta(seq: int, attempt: int = 0, **changes: Any) -> Delta:
@@ -35,7 +36,7 @@ async def nothing(one: RequestStream) -> None:
 async def test_what_came_while_nobody_read_comes_at_once() -> None:
     one = stream()
     for seq in range(3):
-        one.feed(delta(seq))
+        one.feed(delta(seq), WORKER)
     assert await got(one) == [delta(0), delta(1), delta(2)]
     await nothing(one)
 
@@ -44,39 +45,39 @@ async def test_a_reader_that_waits_is_woken() -> None:
     one = stream()
     reading = asyncio.create_task(got(one))
     await asyncio.sleep(0)
-    one.feed(delta(0))
-    one.feed(delta(1))
+    one.feed(delta(0), WORKER)
+    one.feed(delta(1), WORKER)
     assert await reading == [delta(0), delta(1)]
 
 
 async def test_a_reader_that_gave_up_costs_nothing() -> None:
     one = stream()
     await nothing(one)
-    one.feed(delta(0))
+    one.feed(delta(0), WORKER)
     assert await got(one) == [delta(0)]
 
 
 async def test_duplicates_are_dropped() -> None:
     one = stream()
     for seq in (0, 0, 1, 0, 1, 2):
-        one.feed(delta(seq))
+        one.feed(delta(seq), WORKER)
     assert [each.seq for each in await got(one)] == [0, 1, 2]
 
 
 async def test_another_attempts_deltas_are_dropped() -> None:
     one = stream(attempt=1)
-    one.feed(delta(0, attempt=0))
-    one.feed(delta(0, attempt=0, error=LOST))
-    one.feed(delta(0, attempt=2))
+    one.feed(delta(0, attempt=0), WORKER)
+    one.feed(delta(0, attempt=0, error=LOST), WORKER)
+    one.feed(delta(0, attempt=2), WORKER)
     await nothing(one)
-    one.feed(delta(0, attempt=1))
+    one.feed(delta(0, attempt=1), WORKER)
     assert [each.attempt for each in await got(one)] == [1]
 
 
 async def test_a_hole_is_an_error_and_no_delta() -> None:
     one = stream()
-    one.feed(delta(0))
-    one.feed(delta(2))
+    one.feed(delta(0), WORKER)
+    one.feed(delta(2), WORKER)
     first, last = await got(one)
     assert first == delta(0)
     assert last.error is not None and last.error.code == "tokens_lost" and last.token_ids == []
@@ -86,8 +87,8 @@ async def test_a_hole_is_an_error_and_no_delta() -> None:
 async def test_an_error_ends_it_whatever_its_number() -> None:
     for seq in (0, 1, 5, 1 << 31):
         one = stream()
-        one.feed(delta(0))
-        one.feed(delta(seq, error=LOST))
+        one.feed(delta(0), WORKER)
+        one.feed(delta(seq, error=LOST), WORKER)
         assert [each.error for each in await got(one)] == [None, LOST]
 
 
@@ -95,19 +96,19 @@ async def test_an_error_ends_it_whatever_its_number() -> None:
 async def test_nothing_comes_after_the_end(end: dict[str, Any]) -> None:
     """A reader looks at the last delta to know how the stream ended."""
     one = stream()
-    one.feed(delta(0))
-    one.feed(delta(1, **end))
-    one.feed(delta(2))
+    one.feed(delta(0), WORKER)
+    one.feed(delta(1, **end), WORKER)
+    one.feed(delta(2), WORKER)
     one.fail(Failure(504, "deadline_exceeded", "late"))
     assert await got(one) == [delta(0), delta(1, **end)]
-    one.feed(delta(3))
+    one.feed(delta(3), WORKER)
     await nothing(one)
 
 
 async def test_a_failure_from_outside_ends_it() -> None:
     one = stream()
     one.fail(LOST)
-    one.feed(delta(0))
+    one.feed(delta(0), WORKER)
     one.fail(Failure(504, "deadline_exceeded", "late"))
     (last,) = await got(one)
     assert last.error == LOST
@@ -117,9 +118,17 @@ async def test_a_failure_from_outside_ends_it() -> None:
 def test_whatever_comes_in_no_hole_is_passed_over(numbers: list[int]) -> None:
     one = stream()
     for seq in numbers:
-        one.feed(delta(seq))
+        one.feed(delta(seq), WORKER)
     taken = list(one._ready)
     good = [each.seq for each in taken if each.error is None]
     assert good == list(range(len(good)))
     beyond = [seq for seq in numbers if seq > len(good)]
     assert (taken[-1].error is not None if taken else False) == bool(beyond)
+
+
+async def test_whoever_speaks_is_whom_it_depends_on() -> None:
+    one = stream(attempt=1)
+    one.feed(delta(0), WORKER)
+    assert one.workers == {PLANNED}, "another attempt's worker"
+    one.feed(delta(0, attempt=1), WORKER)
+    assert one.workers == {WORKER}
