@@ -226,7 +226,7 @@ class Cluster:
             raise
         self.workers.append(made)
         for one in self.workers:
-            await one.items._fleet.refresh()
+            await one.items.fleet.refresh()
         return made
 
     async def start_api(self) -> None:
@@ -238,7 +238,7 @@ class Cluster:
         prompt = prompt or await self.api.prompt(*numbers)
         request_id = f"r{next(self._numbers)}"
         if placed:
-            fleet = worker.items._fleet.now
+            fleet = worker.items.fleet.now
             await self.api.place(fleet, worker.items.fingerprint, prompt, request_id)
         await worker.answer(prompt, request_id)
 

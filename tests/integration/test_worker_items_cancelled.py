@@ -74,7 +74,7 @@ async def test_an_encode_task(cluster: Cluster) -> None:
 
     async def placed() -> bytes | None:
         """The task for the item, if the API found that one is needed."""
-        await cluster.api.place(pd.items._fleet.now, pd.items.fingerprint, prompt, "r")
+        await cluster.api.place(pd.items.fleet.now, pd.items.fingerprint, prompt, "r")
         taken: bytes | None = await cluster.redis.rpop(keys.worker_queue(Role.ENCODE, "encode@0"))
         return taken
 

@@ -98,7 +98,7 @@ async def test_the_end_of_one_request_does_not_keep_its_encode_worker_from_the_n
     encode, pd = await cluster.worker("encode@0", E), await cluster.worker("pd@0", PD)
     await encode.stop_taking()
     prompt = await cluster.api.prompt(1)
-    await cluster.api.place(pd.items._fleet.now, pd.items.fingerprint, prompt, "gone")
+    await cluster.api.place(pd.items.fleet.now, pd.items.fingerprint, prompt, "gone")
     asking = asyncio.create_task(cluster.ask(pd, 1))
     await until(lambda: pd.counts.waited, "the wait")
     await cancellation.cancel(cluster.redis, "gone")
@@ -144,7 +144,7 @@ async def own_redis(
 
 
 def _sees(one: Worker, workers: int) -> bool:
-    return len(one.items._fleet.now.workers) == workers
+    return len(one.items.fleet.now.workers) == workers
 
 
 async def back(cluster: Cluster) -> None:
@@ -227,7 +227,7 @@ async def test_an_owner_that_this_worker_does_not_know_yet_is_looked_up(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pd = await cluster.worker("pd@0", PD)
-    view, look = pd.items._fleet, pd.items._fleet._registry.workers
+    view, look = pd.items.fleet, pd.items.fleet._registry.workers
     looks = 0
 
     async def counted() -> Any:

@@ -31,7 +31,7 @@ async def test_a_holder_that_died_is_noticed_and_the_item_encoded_again(cluster:
     if gone != "lease":
         # Its lease is not over yet.
         await holder.host.registry.announce(holder.host.record())
-    await other.items._fleet.refresh()
+    await other.items.fleet.refresh()
     if gone == "file":
         (holder.store.directory / segment.file_name(identity(1))).unlink()
     elif gone != "lease":

@@ -121,7 +121,7 @@ async def test_a_prompt_larger_than_the_store_does_not_wait(cluster: Cluster, ro
 async def test_an_encode_worker_keeps_what_nobody_has_read_yet(cluster: Cluster) -> None:
     encode, pd = await cluster.worker("encode@0", E, room=2), await cluster.worker("pd@0", PD)
     await encode.stop_taking()
-    prompt, fleet = await cluster.api.prompt(*range(5)), pd.items._fleet.now
+    prompt, fleet = await cluster.api.prompt(*range(5)), pd.items.fleet.now
     await cluster.api.place(fleet, pd.items.fingerprint, prompt, "r")
     encode.take()
     await until(lambda: len(encode.local.room._queue) == 3, "three to wait for room")
@@ -137,7 +137,7 @@ async def test_an_encode_worker_keeps_what_nobody_has_read_yet(cluster: Cluster)
 async def test_what_nobody_reads_is_not_kept_for_ever(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms, "UNTAKEN_S", 0.2)
     encode, pd = await cluster.worker("encode@0", E, room=2), await cluster.worker("pd@0", PD)
-    await cluster.api.place(pd.items._fleet.now, pd.items.fingerprint, await cluster.api.prompt(*range(5)), "r")
+    await cluster.api.place(pd.items.fleet.now, pd.items.fingerprint, await cluster.api.prompt(*range(5)), "r")
     await until(lambda: encode.engine.encodes.total() == 5, "all encodes")
     await cluster.quiet()
 

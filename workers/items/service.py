@@ -65,7 +65,7 @@ class ItemService:
         self._closed = False
         self._registry, self._metrics = metrics, ItemMetrics(self)
         self._announcements = Announcements(redis)
-        self._fleet = FleetView(
+        self.fleet = FleetView(
             Registry(redis, settings.worker.lease_s),
             settings.served_name,
             lambda _gone: self._announcements.wake(),
@@ -82,7 +82,7 @@ class ItemService:
             self.local,
             self.index,
             self._announcements,
-            self._fleet,
+            self.fleet,
             sender,
             settings.items.encode_timeout_s,
             Role.ENCODE in settings.roles,
@@ -96,7 +96,7 @@ class ItemService:
             # Without a cache there is nowhere to hold what a prompt from records relies on.
             if self._memory.embeddings is not None and await self._engine.renderer.spliceable():
                 await self._learn_widths()
-            await self._fleet.refresh()
+            await self.fleet.refresh()
         except BaseException:
             await self._end_work()
             self._memory.close()
@@ -104,7 +104,7 @@ class ItemService:
         self._registry.register(self._metrics)
         return [
             self._announcements.run(),
-            self._fleet.run(),
+            self.fleet.run(),
             self.local.published.keep_renewed(),
             untaken.watch(self.local.room, self.index, self._me.worker),
         ]
