@@ -20,7 +20,7 @@ def functions() -> dict[str, str]:
     for part in ("PREFIX", "SEPARATOR"):
         names.pop(part)
     for name, function in inspect.getmembers(keys, inspect.isfunction):
-        if name.endswith("_queue") or name == "lists":
+        if name.endswith("_queue") or name in ("lists", "stepped"):
             continue
         parameters = [parameter.removesuffix("_id") for parameter in inspect.signature(function).parameters]
         names[name] = function("<id>") if name in ("worker", "api") else function(*(f"<{one}>" for one in parameters))
