@@ -5,12 +5,17 @@
 | `trivet:workers` | set | none; dead members are removed by whoever lists them | ids of registered workers |
 | `trivet:worker:<id>` | string, JSON | `worker.lease_s` | a worker's record: roles, model, engine, load |
 | `trivet:api:<id>` | string, JSON | `api.lease_s` | an API process that reads tokens |
-| `trivet:load:<worker>` | sorted set | the last deadline | request id -> deadline, of all requests placed there |
+| `trivet:load:<worker>:<incarnation>:<rank>` | hash | its last request | sums over the requests placed there |
+| `trivet:placed:<api>` | hash | its last request; without the API `api.lease_s` | request -> where it is placed, JSON |
+| `trivet:owners` | sorted set | none; who is gone is removed | API processes that have requests placed |
 | `trivet:cancelled:<request>` | string | 600 s or more | tombstone: a task that finds it does not start |
 | `trivet:item:<model>:<identity>` | string, JSON | `items.record_ttl_s` after its last use | an item record |
 | `trivet:emb:<model>:<identity>` | hash | the same | worker -> where it holds the item's embedding, JSON |
 | `trivet:encoding:<model>:<identity>` | string, JSON | `items.encode_timeout_s` | whoever is to encode the item |
 | `trivet:kv:<worker>:<rank>` | set | `worker.lease_s` | names of the KV blocks that an engine holds |
+| `trivet:predicted:<worker>:<incarnation>:<rank>:<n>` | set | twice `routing.predicted_ttl_s` | of prompts sent |
+| `trivet:session:<tenant>:<session>` | hash | `routing.session_ttl_s` | stage -> where its last request went |
+| `trivet:turns` | hash | none | stage -> number of requests, for policy `round_robin` |
 | `trivet:replay:<api>` | stream, capped | 600 s after the last batch | the last token batches, to refill a gap |
 | `trivet:tokens:<api>` | channel | | token batches for one API process |
 | `trivet:cancel` | channel | | ids of requests to stop |
@@ -32,6 +37,8 @@ PREFIX = "trivet:"
 WORKERS = f"{PREFIX}workers"
 CANCEL_CHANNEL = f"{PREFIX}cancel"
 ITEMS_CHANNEL = f"{PREFIX}items"
+OWNERS = f"{PREFIX}owners"
+TURNS = f"{PREFIX}turns"
 
 #: How long a tombstone outlives the cancel message: longer than any task waits unseen between two queues.
 CANCELLED_TTL_S = 600
@@ -52,8 +59,21 @@ def api(api_id: str) -> str:
     return f"{PREFIX}api:{api_id}"
 
 
-def load(worker_id: str) -> str:
-    return f"{PREFIX}load:{worker_id}"
+def load(worker_id: str, incarnation: str, rank: int = 0) -> str:
+    return f"{PREFIX}load:{worker_id}:{incarnation}:{rank}"
+
+
+def placed(api_id: str) -> str:
+    return f"{PREFIX}placed:{api_id}"
+
+
+def predicted(worker_id: str, incarnation: str, rank: int) -> str:
+    """A generation's number follows."""
+    return f"{PREFIX}predicted:{worker_id}:{incarnation}:{rank}"
+
+
+def session(tenant: str, name: str) -> str:
+    return f"{PREFIX}session:{tenant}:{name}"
 
 
 def cancelled(request_id: str) -> str:

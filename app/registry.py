@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineState(BaseModel):
-    """What the engine said of itself. Sizes are in tokens, `kv_usage` is 0 to 1."""
+    """What the engine said of itself. Sizes are in tokens and those of one rank, `kv_usage` is 0 to 1."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -25,6 +25,7 @@ class EngineState(BaseModel):
     max_model_len: int
     block_size: int
     kv_tokens: int
+    data_parallel_size: int = 1
     kv_usage: float = 0.0
     running: int = 0
     waiting: int = 0
@@ -88,7 +89,7 @@ class Registry:
     async def remove(self, worker_id: str) -> None:
         pipe = self._redis.pipeline(transaction=True)
         pipe.srem(keys.WORKERS, worker_id)
-        pipe.delete(keys.worker(worker_id), keys.load(worker_id))
+        pipe.delete(keys.worker(worker_id))
         await pipe.execute()
 
     async def workers(self) -> list[WorkerRecord]:

@@ -201,12 +201,47 @@ class ItemSettings(Section):
     """Longest wait for an encode worker, queue included; then the item is encoded elsewhere."""
 
 
+Policy = Literal["kv", "round_robin", "random", "least_loaded", "power_of_two", "sticky"]
+
+
 class RoutingSettings(Section):
+    policy: Policy = "kv"
+    """How workers are chosen: `kv` by cost, `sticky` where the session was, the others without a look at caches."""
     kv_events: bool = True
     """Workers tell Redis which KV blocks their engines hold, as these store and drop them; needs prefix caching. Off,
     routers go by where they sent prompts before."""
     max_blocks_per_worker: int = Field(1_000_000, ge=1)
     """Most names of KV blocks that Redis keeps of one engine; the oldest go first."""
+    predicted_ttl_s: int = Field(5, ge=1)
+    """How long a prompt counts as held where it was sent, until the engine tells; twice that at most."""
+    ttl_s: int = Field(120, ge=1)
+    """The same without `kv_events`."""
+    overlap_credit: float = Field(1.0, ge=0, le=1)
+    """What a block that a worker holds takes off those to prefill there."""
+    prefill_load_scale: float = Field(4.0, ge=0)
+    """Cost of a block to prefill, against one of a running request that counts 1."""
+    active_request_weight: float = Field(0.0, ge=0)
+    """Cost of each request that is placed on a worker, in blocks."""
+    transfer_weight: float = Field(0.1, ge=0)
+    """Cost of a block that a decode worker has to fetch."""
+    embedding_weight: float = Field(0.25, ge=0)
+    """Cost of a MiB of embeddings that is not where the prompt would be prefilled, in blocks."""
+    temperature: float = Field(0.0, ge=0)
+    """0 takes the least cost; above, others are chosen too, the more evenly the higher it is."""
+    max_queue: int = Field(32, ge=1)
+    """A worker with so many requests that wait for their first token is taken only when all have as many."""
+    active_decode_blocks_threshold: float = Field(0.95, gt=0)
+    """The same for a worker whose requests need more than this share of its KV cache."""
+    local_prefill_max_tokens: int = Field(512, ge=0)
+    """Beside prefill and decode workers, one that does both gets prompts with at most so many tokens to prefill ..."""
+    local_prefill_cached_ratio: float = Field(0.8, gt=0, le=1)
+    """... or with at least this share of their tokens in its cache."""
+    expected_output_tokens: int = Field(256, ge=0)
+    """How long an answer counts as that may be longer."""
+    session_ttl_s: int = Field(600, ge=1)
+    """How long policy `sticky` remembers where a session was."""
+    timeout_s: float = Field(0.5, gt=0)
+    """Longest decision; then the least loaded worker is taken."""
 
 
 class StreamSettings(Section):

@@ -76,7 +76,7 @@ async def _worker(cache: Any, broker: Any, record: Any) -> dict[str, Any]:
         "state": "draining" if record.draining else "ready",
         "roles": sorted(record.roles),
         "model": record.model,
-        "in_flight": await cache.zcard(keys.load(record.id)),
+        "in_flight": await _placed(cache, record),
         "running": record.engine.running,
         "waiting": record.engine.waiting,
         "kv_usage": round(record.engine.kv_usage, 4),
@@ -86,6 +86,14 @@ async def _worker(cache: Any, broker: Any, record: Any) -> dict[str, Any]:
         "pid": record.pid,
         "metrics": record.metrics,
     }
+
+
+async def _placed(cache: Any, record: Any) -> int:
+    from app import keys
+
+    ranks = range(record.engine.data_parallel_size)
+    counts = [await cache.hget(keys.load(record.id, record.incarnation, rank), "requests") for rank in ranks]
+    return sum(int(one or 0) for one in counts)
 
 
 async def _length(broker: Any, queue: str) -> int:

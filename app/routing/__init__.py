@@ -1,6 +1,16 @@
-"""Choosing workers: `Router` is what the API asks, one module for each way to answer."""
+"""Choosing workers: a `Router` decides, and reserves what `Reservations` give back."""
 
-from app.routing.base import Ask, Router, encode_place
-from app.routing.least_loaded import LeastLoaded
+from app.routing.base import Ask, Decision, Explanation, Router, View, encode_place
+from app.routing.reservations import Reservations
+from app.routing.router import RedisRouter
 
-__all__ = ["Ask", "LeastLoaded", "Router", "encode_place"]
+__all__ = [
+    "Ask",
+    "Decision",
+    "Explanation",
+    "RedisRouter",
+    "Reservations",
+    "Router",
+    "View",
+    "encode_place",
+]

@@ -1,0 +1,3 @@
+local function pick(list)
+  return least(list, function(c) return c.requests end)
+end

@@ -1,0 +1,3 @@
+local function pick(list)
+  return list[math.random(#list)]
+end
