@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import RedisError
 
 from app import cancellation, keys
-from app.messages import Assignment
+from app.messages import Assignment, Task
 from app.redis import connect, redacted, refuse_unsafe_broker, wait_until_up
 from app.registry import Registry, WorkerRecord
 from app.roles import Role
+from app.routing import Reservations
 from app.sender import TaskSender
 from app.settings import Settings
 from app.streaming import TokenWriter
@@ -64,6 +65,7 @@ class Host:
         self.broker = connect(settings.redis.broker_url, timeout, name=f"trivet-{worker_id}-send", connections=4)
         self.registry = Registry(self.cache, settings.worker.lease_s)
         self.sender = TaskSender(self.broker)
+        self.reservations = Reservations(self.cache, settings.api.lease_s)
         self.jobs = Jobs()
         self.tokens = TokenWriter(
             self.cache, worker_id, self.incarnation, settings.stream.replay_batches, self.jobs.cancel_of
@@ -228,15 +230,15 @@ class Host:
             log.warning("still in the registry until the lease runs out: %s", str(error) or "no answer")
         await self.tokens.drain(max(0.0, min(2.0, until - time.monotonic())))
 
-    async def unplace(self, place: str) -> None:
-        """Give this worker's reservation (a request's id, or that of an encode) back, once its work has moved on.
+    async def unplace(self, task: Task, *places: str) -> None:
+        """Give the reservations of these names back (all of the request's without any), once its work has moved on.
 
         One that stays ends with the request, so it is no reason to fail a request that goes on elsewhere.
         """
         try:
-            await self.cache.zrem(keys.load(self.id), place)
+            await self.reservations.release(task.api, task.request_id, *places)
         except (RedisError, OSError) as error:
-            log.warning("request %s still counts as load of worker %s: %s", place, self.id, error)
+            log.warning("request %s still counts as load: %s", task.request_id, error)
 
     async def _heartbeat(self) -> None:
         while True:
@@ -244,6 +246,7 @@ class Host:
             try:
                 await self.registry.announce(self.record())
                 await self.tokens.tick()
+                await self.reservations.reap()
             except (RedisError, OSError) as error:
                 log.warning("heartbeat not delivered: %s", error)
 
