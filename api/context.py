@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from app.errors import Failure
+from app.routing import Decision
 
 log = logging.getLogger(__name__)
 
@@ -17,14 +18,18 @@ class RequestContext:
     """`deadline` is in unix seconds, `tenant` tells whose key came with the request. `failure` is what ended it, for
     the route to put into words.
 
-    `media_tokens` is filled with the first output: how many tokens a medium takes, only the worker knows.
+    `media_tokens` is filled with the first output: how many tokens a medium takes, only the worker knows. `session` and
+    `priority` are for the router, which answers with `decisions`, one for each choice of the answer.
     """
 
     request_id: str
     deadline: float
     tenant: str = ""
+    session: str = ""
+    priority: int = 0
     failure: Failure | None = None
     media_tokens: dict[str, int] = field(default_factory=dict)
+    decisions: list[Decision] = field(default_factory=list)
     on_close: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
     async def close(self) -> None:

@@ -15,7 +15,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
-from api import context, errors, media_parts, vllm_serving
+from api import context, errors, media_parts, route_headers, vllm_serving
 from api.admission import Ticket
 from api.context import RequestContext
 from api.disconnect import ClientGone, unless_disconnected
@@ -76,19 +76,27 @@ async def answer(request: Request, generation: Generation) -> Response:
     """
     services: Services = request.app.state.services
     tenant = getattr(request.state, "tenant", "")
-    asked = RequestContext(request.state.request_id, _deadline(services, request), tenant)
+    asked = RequestContext(
+        request.state.request_id,
+        _deadline(services, request),
+        tenant,
+        route_headers.session(request),
+        route_headers.priority(request),
+    )
     ticket = Ticket(services)
     try:
         body = await json_object(request, asked.deadline)
         context.enter(asked)
         found = await unless_disconnected(request, _begin(services, asked, body, generation))
+        explained = route_headers.explained(services.settings.api, request, asked.decisions)
         if isinstance(found, Response):
             await asked.close()
             ticket.close("ok")
+            found.headers.update(explained)
             return found
         ticket.first_frame()
         stream = _stream(*found, asked, ticket, generation)
-        return StreamingResponse(stream, headers=STREAM_HEADERS, media_type="text/event-stream")
+        return StreamingResponse(stream, headers=STREAM_HEADERS | explained, media_type="text/event-stream")
     except (ClientGone, ClientDisconnect):
         ticket.close("cancelled")
         await asked.close()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from api import errors, middleware, openapi_security
-from api.routes import chat, completions, health, messages, metrics, models, responses, tokenize
+from api.routes import chat, completions, health, messages, metrics, models, responses, routing, tokenize
 from app import api_keys, logs, settings
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ def create() -> FastAPI:
     errors.install(made)
     for part in (chat, completions, responses, messages, models, tokenize, health, metrics):
         made.include_router(part.router)
+    if chosen.api.explain_routing:
+        made.include_router(routing.router)
     return made
 
 

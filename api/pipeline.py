@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,15 @@ from redis.exceptions import RedisError
 
 from app import cancellation, keys
 from app.celery import DECODE_TASK, ENCODE_TASK, PREFILL_TASK
-from app.errors import BrokerUnavailable, DeadlineExceeded, RemoteFailure, WorkerLost
+from app.errors import BrokerUnavailable, DeadlineExceeded, Failure, RemoteFailure, WorkerLost
 from app.fleet import FleetView
 from app.items.index import ItemIndex
 from app.messages import Assignment, DecodeTask, Delta, EncodeTask, Plan, PrefillTask, Prompt
 from app.roles import Role
-from app.routing import Ask, Router
+from app.routing import Ask, Decision, Explanation, Reservations, Router
+from app.routing.view import Views
 from app.sender import TaskSender
-from app.streaming import RequestStream, TokenReader
+from app.streaming import TokenReader
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +31,21 @@ CLEAN_UP_FOR_S = 30.0
 
 @dataclass(frozen=True)
 class Job:
-    """A request to run. `params` is vLLM's SamplingParams as builtins; `deadline` is in unix seconds."""
+    """A request to run. `params` is vLLM's SamplingParams as builtins; `deadline` is in unix seconds.
+
+    `session` names the talk that the request belongs to, `tenant` whose it is. `on_decision` hears where it goes.
+    """
 
     request_id: str
     prompt: Prompt
     params: dict[str, Any]
     deadline: float
     priority: int = 0
+    session: str = ""
+    tenant: str = ""
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
+    on_decision: Callable[[Decision], None] | None = None
 
 
 class Pipeline:
@@ -50,6 +57,7 @@ class Pipeline:
         model: str,
         fleet: FleetView,
         router: Router,
+        reservations: Reservations,
         sender: TaskSender,
         reader: TokenReader,
         items: ItemIndex,
@@ -59,6 +67,8 @@ class Pipeline:
         self._model = model
         self._fleet = fleet
         self._router = router
+        self._reservations = reservations
+        self._views = Views(items)
         self._sender = sender
         self._reader = reader
         self._items = items
@@ -71,7 +81,8 @@ class Pipeline:
         Raises NoWorker, BrokerUnavailable, or RemoteFailure with whatever ended the job. A caller that stops early
         cancels it.
         """
-        plan = await self._plan(job)
+        decision = await self._decide(job)
+        plan = decision.plan
         stream = self._reader.open(job.request_id, 0, frozenset(plan.workers))
         overdue = DeadlineExceeded("the request's deadline passed").failure()
         timer = asyncio.get_running_loop().call_later(max(0.0, job.deadline - time.time()), stream.fail, overdue)
@@ -79,11 +90,15 @@ class Pipeline:
         try:
             for gone in filter(self._fleet.is_lost, plan.workers):
                 self.worker_lost(gone)  # while it was chosen
-            await self._send(job, plan)
+            await self._send(job, decision)
+            prefilled = not plan.aggregated
             while not done:
                 deltas = await stream.get()
                 failure = deltas.pop().error if deltas[-1].error is not None else None
-                done = self._note(stream, plan, deltas)
+                done = bool(deltas) and deltas[-1].final
+                if not prefilled and not done:
+                    self._spawn(self._note_prefilled(job))
+                    prefilled = True
                 if deltas:
                     yield deltas
                 if failure is not None:
@@ -91,24 +106,43 @@ class Pipeline:
         finally:
             timer.cancel()
             self._reader.close(job.request_id)
-            self._spawn(self._end(plan, job, cancel=not done))
+            self._spawn(self._end(job, cancel=not done))
 
-    async def _plan(self, job: Job) -> Plan:
-        items = tuple(dict.fromkeys(ref.identity for ref in job.prompt.media))
-        ask = Ask(job.request_id, job.deadline, items, self._items.namespace)
-        planning = asyncio.create_task(self._router.plan(self._fleet.now, ask))
+    async def explain(self, job: Job) -> Explanation:
+        """Where the job would go now, and why."""
+        return await self._router.explain(self._fleet.now, await self._ask(job))
 
-        def give_back(done: asyncio.Task[Plan]) -> None:
+    async def _decide(self, job: Job) -> Decision:
+        planning = asyncio.create_task(self._router.plan(self._fleet.now, await self._ask(job)))
+
+        def give_back(done: asyncio.Task[Decision]) -> None:
             if not done.cancelled() and done.exception() is None:
-                self._spawn(self._end(done.result(), job, cancel=False))
-                self._spawn(self._unclaim(done.result()))
+                self._spawn(self._end(job, cancel=False))
+                self._spawn(self._unclaim(done.result().plan))
 
         try:
-            return await asyncio.shield(planning)
+            decision = await asyncio.shield(planning)
         except asyncio.CancelledError:
             # The place may be taken by now, and nobody else would know where.
             planning.add_done_callback(give_back)
             raise
+        if job.on_decision is not None:
+            job.on_decision(decision)
+        return decision
+
+    async def _ask(self, job: Job) -> Ask:
+        return Ask(
+            request_id=job.request_id,
+            deadline=job.deadline,
+            owner=self._api,
+            items=tuple(dict.fromkeys(ref.identity for ref in job.prompt.media)),
+            fingerprint=self._items.namespace,
+            view=await self._views.of(job.prompt, self._fleet.now),
+            max_tokens=job.params.get("max_tokens") or 0,
+            session=job.session,
+            tenant=job.tenant,
+            priority=job.priority,
+        )
 
     def worker_lost(self, gone: Assignment) -> None:
         """End the streams that still depend on this worker."""
@@ -116,19 +150,36 @@ class Pipeline:
         for stream in self._reader.streams:
             if gone in stream.workers:
                 stream.fail(failure)
+        self._spawn(self._fail_placed(gone, failure))
 
     async def settle(self, timeout_s: float) -> None:
         """Wait for the clean-up of ended jobs."""
         if self._ending:
             await asyncio.wait(self._ending, timeout=timeout_s)
 
-    def _note(self, stream: RequestStream, plan: Plan, deltas: list[Delta]) -> bool:
-        """Whether these are the last. Once the decode worker speaks, nobody else matters any more."""
-        if deltas and not plan.aggregated and len(stream.workers) > 1:
-            stream.workers = frozenset({plan.decode})
-        return bool(deltas) and deltas[-1].final
+    async def keep_reservations(self) -> None:
+        """Give back what nobody else will: places of API processes that died, and of requests that nobody runs here."""
+        await self._reservations.reap()
+        await self._reservations.sweep(self._api, [stream.request_id for stream in self._reader.streams])
 
-    async def _send(self, job: Job, plan: Plan) -> None:
+    async def _fail_placed(self, gone: Assignment, failure: Failure) -> None:
+        """End the streams of requests that were handed over to it and of which it has not spoken."""
+
+        async def fail() -> None:
+            placed = set(await self._reservations.placed_on(self._api, gone))
+            for stream in self._reader.streams:
+                if stream.request_id in placed:
+                    stream.fail(failure)
+
+        await _insist(fail, f"what was placed on {gone.worker} is not known, and ends with its deadline")
+
+    async def _note_prefilled(self, job: Job) -> None:
+        try:
+            await self._reservations.prefilled(self._api, job.request_id)
+        except (RedisError, OSError) as error:
+            log.warning("request %s counts as one to prefill until it ends: %s", job.request_id, error)
+
+    async def _send(self, job: Job, decision: Decision) -> None:
         """All at once: the items' encode tasks, and the task that waits for them."""
         known = {
             "request_id": job.request_id,
@@ -138,9 +189,9 @@ class Pipeline:
             "deadline": job.deadline,
         }
         try:
-            await asyncio.gather(*(self._encodes(job, plan, known)), self._first_stage(job, plan, known))
+            await asyncio.gather(*(self._encodes(job, decision.plan, known)), self._first_stage(job, decision, known))
         except BrokerUnavailable:
-            self._spawn(self._unclaim(plan))
+            self._spawn(self._unclaim(decision.plan))
             raise
 
     def _encodes(self, job: Job, plan: Plan, known: dict[str, Any]) -> Iterator[Coroutine[Any, Any, None]]:
@@ -149,20 +200,23 @@ class Pipeline:
             task = EncodeTask(item=media[identity], assigned=worker, **known)
             yield self._sender.send(ENCODE_TASK, task, keys.worker_queue(Role.ENCODE, worker.worker))
 
-    def _first_stage(self, job: Job, plan: Plan, known: dict[str, Any]) -> Coroutine[Any, Any, None]:
+    def _first_stage(self, job: Job, decision: Decision, known: dict[str, Any]) -> Coroutine[Any, Any, None]:
+        plan = decision.plan
         common = known | {
             "prompt": job.prompt,
             "plan": plan,
             "params": job.params,
             "priority": job.priority,
+            "session": job.session,
+            "tenant": job.tenant,
             "reasoning_ended": job.reasoning_ended,
             "reasoning_parser_kwargs": job.reasoning_parser_kwargs,
         }
         if plan.aggregated:
-            queue = keys.worker_queue(Role.DECODE, plan.decode.worker)
-            return self._sender.send(DECODE_TASK, DecodeTask(**common), queue)
+            queue = keys.worker_queue(Role.DECODE, plan.prefill.worker)
+            return self._sender.send(DECODE_TASK, DecodeTask(**common), queue, decision.step)
         queue = keys.worker_queue(Role.PREFILL, plan.prefill.worker)
-        return self._sender.send(PREFILL_TASK, PrefillTask(**common), queue)
+        return self._sender.send(PREFILL_TASK, PrefillTask(**common), queue, decision.step)
 
     async def _unclaim(self, plan: Plan) -> None:
         """Nobody was told to encode the plan's items: others that want them must not wait."""
@@ -172,21 +226,30 @@ class Pipeline:
             except BrokerUnavailable as error:
                 log.warning("item %s stays claimed until the claim runs out: %s", identity, error)
 
-    async def _end(self, plan: Plan, job: Job, *, cancel: bool) -> None:
-        """Clean up, trying again while Redis is away: what it may have queued must not run for nobody."""
-        until = time.monotonic() + CLEAN_UP_FOR_S
-        while True:
-            try:
-                if cancel:
-                    await cancellation.cancel(self._redis, job.request_id, job.deadline - time.time())
-                return await self._router.release(plan, job.request_id)
-            except (RedisError, OSError) as error:
-                if time.monotonic() >= until:
-                    log.error("request %s was not cleaned up and ends with its deadline: %s", job.request_id, error)
-                    return
-            await asyncio.sleep(0.5)
+    async def _end(self, job: Job, *, cancel: bool) -> None:
+        """Clean up: what may be queued must not run for nobody."""
+
+        async def clean() -> None:
+            if cancel:
+                await cancellation.cancel(self._redis, job.request_id, job.deadline - time.time())
+            await self._reservations.release(self._api, job.request_id)
+
+        await _insist(clean, f"request {job.request_id} was not cleaned up and ends with its deadline")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+
+
+async def _insist(act: Callable[[], Awaitable[None]], otherwise: str) -> None:
+    """Try until Redis answers, for `CLEAN_UP_FOR_S`; then say what follows from it."""
+    until = time.monotonic() + CLEAN_UP_FOR_S
+    while True:
+        try:
+            return await act()
+        except (RedisError, OSError) as error:
+            if time.monotonic() >= until:
+                log.error("%s: %s", otherwise, error)
+                return
+        await asyncio.sleep(0.5)

@@ -25,7 +25,7 @@ from app.items.index import ItemIndex
 from app.media import fingerprint
 from app.redis import connect, refuse_unsafe_broker, wait_until_up
 from app.registry import Registry
-from app.routing import LeastLoaded
+from app.routing import RedisRouter, Reservations
 from app.sender import TaskSender
 from app.settings import Settings
 from app.streaming import TokenReader
@@ -60,7 +60,8 @@ class Services:
             self.id,
             settings.served_name,
             self.fleet,
-            LeastLoaded(self.cache, settings.items.encode_timeout_s),
+            RedisRouter(self.cache, settings.routing, settings.items.encode_timeout_s),
+            Reservations(self.cache, settings.api.lease_s),
             TaskSender(self.broker),
             self.reader,
             ItemIndex(self.cache, self.fingerprint, settings.items),
@@ -129,6 +130,7 @@ class Services:
             self._look_for_strangers()
             try:
                 await self._announce()
+                await self.pipeline.keep_reservations()
             except (RedisError, OSError) as error:
                 log.warning("heartbeat not delivered: %s", error)
 

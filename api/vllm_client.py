@@ -67,17 +67,16 @@ class PipelineClient(EngineClient):
             raise InvalidRequest("the prompt is empty")
         job = Job(
             request_id=f"{request_id}.{secrets.token_hex(3)}",
-            prompt=Prompt(
-                token_ids=prompt["prompt_token_ids"],
-                media=prompt.get(MEDIA, []),
-                cache_salt=prompt.get("cache_salt"),
-            ),
+            prompt=prompt_of(prompt),
             # Defaults are left out, but the stages read this one themselves.
             params=msgspec.to_builtins(sampling_params) | {"max_tokens": sampling_params.max_tokens},
             deadline=context.deadline,
-            priority=priority,
+            priority=priority or context.priority,
+            session=context.session,
+            tenant=context.tenant,
             reasoning_ended=reasoning_ended,
             reasoning_parser_kwargs=reasoning_parser_kwargs,
+            on_decision=context.decisions.append,
         )
         outputs = Outputs(self._pipeline, context, job, sampling_params, request_id, prompt.get("prompt"))
         context.on_close.append(outputs.aclose)
@@ -209,6 +208,15 @@ def _needs_an_engine(name: str) -> Any:
 for _name in list(PipelineClient.__abstractmethods__):
     setattr(PipelineClient, _name, _needs_an_engine(_name))
 PipelineClient.__abstractmethods__ = frozenset()
+
+
+def prompt_of(engine_input: Any) -> Prompt:
+    """The prompt in what vLLM's renderer made for an engine."""
+    return Prompt(
+        token_ids=engine_input["prompt_token_ids"],
+        media=engine_input.get(MEDIA, []),
+        cache_salt=engine_input.get("cache_salt"),
+    )
 
 
 async def _references(prompt: list[int], mm_data: Any, **_: Any) -> dict[str, Any]:

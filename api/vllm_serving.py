@@ -9,6 +9,7 @@ from api import choices, service_tier, vllm_parsers
 from api.pipeline import Pipeline
 from app import torchvision_ops, vllm_args
 from app.errors import Failure, InvalidRequest, ModelNotFound
+from app.messages import Prompt
 from app.settings import Settings
 
 
@@ -60,6 +61,13 @@ class Serving:
         """An async generator of SSE frames, or a ChatCompletionResponse."""
         answer = _sound(await self._chat.create_chat_completion(request, None))
         return _tiered(answer, request)
+
+    async def chat_prompt(self, request: Any) -> Prompt:
+        """The prompt of a chat request, which is then not answered."""
+        from api.vllm_client import prompt_of
+
+        _, (engine_input,) = _sound(await self._chat.render_chat_request(request))
+        return prompt_of(engine_input)
 
     def completion_request(self, body: dict[str, Any], request_id: str) -> Any:
         from vllm.entrypoints.openai.completion.protocol import CompletionRequest

@@ -173,11 +173,16 @@ class EncodeTask(Task):
 
 
 class StageTask(Task):
-    """What prefill and decode know of a request. `params` is vLLM's SamplingParams as builtins."""
+    """What prefill and decode know of a request. `params` is vLLM's SamplingParams as builtins.
+
+    `session` and `tenant` are for whoever chooses the next worker.
+    """
 
     plan: Plan
     params: dict[str, Any]
     priority: int = 0
+    session: str = ""
+    tenant: str = ""
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
 

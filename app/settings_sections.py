@@ -139,6 +139,8 @@ class ApiSettings(Section):
     """File with further keys, one a line; `#` begins a comment. Read at the start."""
     open_metrics: bool = False
     """Answer `/metrics` without a key, too."""
+    explain_routing: bool = False
+    """Tell clients why a request goes where it goes, with workers' names: /debug/route, header `X-Explain-Route`."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Web sites whose pages may use the API, comma-separated origins: `https://chat.example.com`; `*` is every one."""
     sse_keep_alive_s: float = Field(15.0, ge=0)
@@ -220,6 +222,8 @@ class RoutingSettings(Section):
     """What a block that a worker holds takes off those to prefill there."""
     prefill_load_scale: float = Field(4.0, ge=0)
     """Cost of a block to prefill, against one of a running request that counts 1."""
+    queue_weight: float = Field(0.5, ge=0)
+    """What a block that others have yet to prefill there counts, against one of the prompt's own: that is work, too."""
     active_request_weight: float = Field(0.0, ge=0)
     """Cost of each request that is placed on a worker, in blocks."""
     transfer_weight: float = Field(0.1, ge=0)

@@ -102,7 +102,7 @@ async def _run(host: Host, task: T, stage: Stage[T], refuse: Stage[T]) -> None:
                 raise
             log.info("request %s cancelled", task.request_id)
             # Its API process may be the one that is gone.
-            await host.unplace(task.request_id)
+            await host.unplace(task)
         except TimeoutError:
             _fail(host, task, errors.DeadlineExceeded("the request's deadline passed"))
         except errors.TrivetError as error:

@@ -86,7 +86,7 @@ class Views:
         return one
 
     def _spliced(
-        self, prompt: Prompt, seen: Mapping[str, Expansion], placeholders: Mapping[str, Sequence[int]]
+        self, prompt: Prompt, seen: Mapping[str, Expansion], placeholders: Mapping[Modality, Sequence[int]]
     ) -> tuple[list[int], list[Span], int | None]:
         """The prompt's tokens and spans, and where in the unexpanded prompt they end; None: they are the whole."""
         targets = {ref.identity: _target(ref, seen, placeholders) for ref in prompt.media}
@@ -109,6 +109,8 @@ class Views:
         return place.end
 
 
-def _target(ref: MediaRef, seen: Mapping[str, Expansion], placeholders: Mapping[str, Sequence[int]]) -> Sequence[int]:
+def _target(
+    ref: MediaRef, seen: Mapping[str, Expansion], placeholders: Mapping[Modality, Sequence[int]]
+) -> Sequence[int]:
     known = seen.get(ref.identity)
     return known.target if known is not None else placeholders.get(ref.modality, ())

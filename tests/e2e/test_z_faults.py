@@ -35,7 +35,7 @@ def eventually(condition: Callable[[], bool], limit_s: float, what: str) -> None
 def idle(stack: Stack) -> bool:
     """No engine runs or waits, and no reservation is left."""
     with stack.redis as client:
-        loads = [client.zcard(keys.load(worker.id)) for worker in stack.workers().values()]
+        loads = [client.exists(keys.load(worker.id, worker.incarnation)) for worker in stack.workers().values()]
     busy = [
         stack.counter(name, f"vllm:num_requests_{state}")
         for name in stack.workers()
@@ -168,7 +168,7 @@ def test_an_encode_worker_killed(stacks: Mapping[str, Stack]) -> None:
             pool.submit(stack.post, {"model": "tiny", "messages": messages, "max_tokens": 8}) for messages in prompts
         ]
         with stack.redis as client:
-            eventually(lambda: client.zcard(keys.load(before.id)) > 0, 10, "the encode worker has work")
+            eventually(lambda: client.exists(keys.load(before.id, before.incarnation)) > 0, 10, "it has work")
         os.kill(before.pid, signal.SIGKILL)
         answers = [one.result(100) for one in asked]
     assert [answer.status_code for answer in answers] == [200] * 20, [answer.text[:200] for answer in answers]
@@ -200,7 +200,7 @@ def test_one_of_two_encode_workers_killed(stacks: Mapping[str, Stack]) -> None:
             pool.submit(stack.post, {"model": "tiny", "messages": messages, "max_tokens": 8}) for messages in prompts
         ]
         with stack.redis as client:
-            eventually(lambda: client.zcard(keys.load(encoders[0].id)) > 0, 10, "it has work")
+            eventually(lambda: client.exists(keys.load(encoders[0].id, encoders[0].incarnation)) > 0, 10, "it has work")
         os.kill(encoders[0].pid, signal.SIGKILL)
         answers = [one.result(100) for one in asked]
     assert [answer.status_code for answer in answers] == [200] * 20, [answer.text[:200] for answer in answers]

@@ -17,9 +17,9 @@ from app.items.index import ItemIndex
 from app.messages import Assignment, Prompt
 from app.registry import Registry
 from app.roles import ALL, Role
-from app.routing import LeastLoaded
+from app.routing import RedisRouter, Reservations
 from app.sender import TaskSender
-from app.settings_sections import ItemSettings
+from app.settings_sections import ItemSettings, RoutingSettings
 from app.streaming import TokenReader
 from tests.integration.fake_worker import FakeWorker, count, hand_on
 from tests.messages import AGG, DECODE, FINGERPRINT, PREFILL
@@ -36,16 +36,18 @@ class Api:
         self.redis = redis
         self.reader = TokenReader(redis, API, 200)
         self.fleet = FleetView(Registry(redis, 2.0), "m", lambda gone: self.pipeline.worker_lost(gone))
-        router, sender = LeastLoaded(redis, 60.0), TaskSender(broker or redis)
+        router, reservations = RedisRouter(redis, RoutingSettings(), 60.0), Reservations(redis, 2.0)
+        sender = TaskSender(broker or redis)
         self.items = ItemIndex(redis, FINGERPRINT, ItemSettings())
-        self.pipeline = Pipeline(API, "m", self.fleet, router, sender, self.reader, self.items, redis)
+        self.pipeline = Pipeline(API, "m", self.fleet, router, reservations, sender, self.reader, self.items, redis)
 
     async def clean(self, *workers: Assignment) -> None:
         """Nothing of any request is left behind."""
         await self.pipeline.settle(5)
         assert self.reader.streams == []
         for one in workers:
-            assert await self.redis.zcard(keys.load(one.worker)) == 0, one
+            assert not await self.redis.exists(keys.load(one.worker, one.incarnation)), one
+        assert not await self.redis.exists(keys.placed(API))
 
 
 @asynccontextmanager

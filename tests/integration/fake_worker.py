@@ -16,9 +16,11 @@ from typing import Any
 from app import cancellation, keys
 from app.celery import DECODE_TASK, ENCODE_TASK, PREFILL_TASK
 from app.messages import Assignment, DecodeTask, Delta, EncodeTask, KVHandoff, PrefillTask, RenderedPrompt
-from app.registry import Registry
+from app.registry import Fleet, Registry
 from app.roles import Role
+from app.routing import Ask, RedisRouter
 from app.sender import TaskSender
+from app.settings_sections import RoutingSettings
 from app.streaming import TokenWriter
 from tests.messages import worker
 
@@ -34,13 +36,17 @@ async def count(one: "FakeWorker", task: DecodeTask) -> None:
 
 
 async def hand_on(one: "FakeWorker", task: PrefillTask) -> None:
-    """Give the request to its decode worker, as if its blocks were filled."""
+    """Give the request to a decode worker, as if its blocks were filled."""
+    ask = Ask(task.request_id, task.deadline, task.api)
+    plan = (await one.router.hand_off(Fleet.of(await one.registry.workers(), "m"), ask, task.plan)).plan
+    assert plan.decode is not None
     decode = DecodeTask(
-        **task.model_dump(exclude={"prompt"}),
+        **task.model_dump(exclude={"prompt", "plan"}),
+        plan=plan,
         prompt=RenderedPrompt(token_ids=task.prompt.token_ids),
         kv=KVHandoff(params={"from": one.assignment.worker}, expires_at=time.time() + 60),
     )
-    queue = keys.worker_queue(Role.DECODE, task.plan.decode.worker)
+    queue = keys.worker_queue(Role.DECODE, plan.decode.worker)
     await one.sender.send(DECODE_TASK, decode, queue)
 
 
@@ -59,6 +65,7 @@ class FakeWorker:
         self.stage = stage
         self.sender = TaskSender(redis)
         self.registry = Registry(redis, 2.0)
+        self.router = RedisRouter(redis, RoutingSettings(), 60.0)
         self.record = worker(assignment, *roles)
         self._redis = redis
         self.tokens = TokenWriter(redis, assignment.worker, assignment.incarnation, 200, self.gone.append)

@@ -16,9 +16,9 @@ from app.media import MediaHolder
 from app.messages import Assignment, EncodeTask, MediaRef, Plan, Prompt
 from app.registry import Fleet
 from app.roles import Role
-from app.routing import Ask, LeastLoaded
+from app.routing import Ask, RedisRouter
 from app.sender import TaskSender
-from app.settings_sections import TensorSettings
+from app.settings_sections import RoutingSettings, TensorSettings
 from app.tensors import folder
 from app.tensors.plane import TensorPlane
 from tests.integration.item_engine import TARGET
@@ -32,7 +32,7 @@ class Api:
         self._folder = folder.make_folder(root, "api")
         self.plane = TensorPlane(self._folder.path, TensorSettings(directory=str(root)), 100)
         self.holder = MediaHolder(self.plane, self._folder.path, 1 << 30)
-        self._router = LeastLoaded(redis, claim_s)
+        self._router = RedisRouter(redis, RoutingSettings(), claim_s)
         self._sender = TaskSender(redis)
 
     async def ref(self, number: int, param: str = "messages[0].content[0].image_url", lease_s: float = 60) -> MediaRef:
@@ -50,7 +50,8 @@ class Api:
     async def place(self, fleet: Fleet, fingerprint: str, prompt: Prompt, request_id: str) -> Plan:
         """Claim encode workers for what nobody has, and send them their tasks."""
         media = {ref.identity: ref for ref in prompt.media}
-        plan = await self._router.plan(fleet, Ask(request_id, time.time() + 60, tuple(media), fingerprint))
+        ask = Ask(request_id, time.time() + 60, "api-1", tuple(media), fingerprint)
+        plan = (await self._router.plan(fleet, ask)).plan
         await asyncio.gather(*(self._send(media[of], worker, request_id) for of, worker in plan.encode.items()))
         return plan
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -64,14 +65,17 @@ async def _run(cluster: Cluster, encode: Worker, contents: tuple[bytes, ...]) ->
 
 
 async def test_an_item_is_encoded_and_announced(cluster: Cluster, encode: Worker) -> None:
-    place = "r/" + identity(1)
-    await cluster.redis.zadd(keys.load("encode@0"), {place: time.time() + 60, "another": time.time() + 60})
+    there = encode.me.model_dump() | {"rank": 0, "prefilling": 0, "prefill_tokens": 0, "kv_blocks": 0}
+    places = {"turn": 1, "places": {identity(1): there, "prefill": there}}
+    await cluster.redis.hset(keys.placed("api-1"), "r", json.dumps(places))
+    await cluster.redis.hset(keys.load(encode.me.worker, encode.me.incarnation), "requests", 2)
     assert await said(cluster, encode, await task(cluster, encode)) == [None]
     known = await found(cluster)
     assert known.claim is None and set(known.holders) == {"encode@0"}
     assert known.record is not None and known.record.worker == "encode@0"
     assert encode.engine.encodes == {identity(1): 1}
-    assert await cluster.redis.zrange(keys.load("encode@0"), 0, -1) == [b"another"]
+    assert json.loads(await cluster.redis.hget(keys.placed("api-1"), "r"))["places"] == {"prefill": there}
+    assert await cluster.redis.hget(keys.load(encode.me.worker, encode.me.incarnation), "requests") == b"1"
     await cluster.quiet()
 
 

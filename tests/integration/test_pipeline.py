@@ -133,7 +133,7 @@ async def test_a_caller_that_leaves_cancels_it_everywhere(redis: Any) -> None:
     async with serving(redis, one) as api:
         stream = api.pipeline.stream(job())
         await asyncio.wait_for(anext(stream), 5)
-        assert await redis.zcard(keys.load(AGG.worker)) == 1
+        assert await redis.hget(keys.load(AGG.worker, AGG.incarnation), "requests") == b"1"
         await stream.aclose()
         await api.clean(AGG)
         await until(lambda: one.cancelled == ["r"], "the worker's being told")
@@ -163,7 +163,7 @@ async def test_a_caller_that_leaves_at_any_moment_keeps_no_place(redis: Any) -> 
             assert leaving.cancelled()
 
         async def nothing_held() -> bool:
-            return not await redis.zcard(keys.load(AGG.worker))
+            return not await redis.exists(keys.load(AGG.worker, AGG.incarnation))
 
         await until(nothing_held, "the last place's being given back")
         await api.clean(AGG)

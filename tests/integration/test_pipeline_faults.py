@@ -13,8 +13,8 @@ from app import fleet as fleet_module
 from app.errors import BrokerUnavailable, NoWorker, RemoteFailure
 from app.messages import Assignment, DecodeTask
 from app.redis import connect
-from app.routing import Ask, LeastLoaded
-from tests.integration.fake_api import agg, answer, failure, job, serving, split
+from app.routing import Ask
+from tests.integration.fake_api import API, agg, answer, failure, job, serving, split
 from tests.integration.fake_worker import FakeWorker, silence
 from tests.messages import AGG, DECODE, PREFILL
 from tests.polling import until
@@ -68,6 +68,18 @@ async def test_a_prefill_worker_that_dies_matters_until_the_decode_worker_speaks
         await api.clean(PREFILL, DECODE)
 
 
+async def test_a_decode_worker_that_dies_before_it_speaks(redis: Any) -> None:
+    """The API did not choose it, and was not told who did."""
+    prefill, decode = split(redis, decode=silence)
+    async with serving(redis, prefill, decode) as api:
+        asked = asyncio.create_task(failure(api, job()))
+        await until(lambda: decode.taken, "the decode task")
+        await decode.die()
+        raised = await asyncio.wait_for(asked, 5)
+        assert raised.code == "worker_lost" and DECODE.worker in raised.failure().message
+        await api.clean(PREFILL, DECODE)
+
+
 async def test_a_worker_that_is_lost_while_it_is_chosen(redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its loss was told before the request's stream was there to hear of it."""
     one = agg(redis, silence)
@@ -112,10 +124,10 @@ async def test_what_a_hung_redis_took_in_does_not_run_for_nobody(monkeypatch: py
         one = agg(theirs)
         async with serving(redis, one) as api:
             assert await answer(api, job("before")) == list(range(5))
-            plan = await LeastLoaded(redis, 60.0).plan(api.fleet.now, Ask("r", time.time() + 30))
+            decision = await api.pipeline._router.plan(api.fleet.now, Ask("r", time.time() + 30, API))
 
             async def planned(*_: Any) -> Any:
-                return plan
+                return decision
 
             monkeypatch.setattr(api.pipeline._router, "plan", planned)
             assert server.process is not None
@@ -128,7 +140,7 @@ async def test_what_a_hung_redis_took_in_does_not_run_for_nobody(monkeypatch: py
                 os.kill(server.process.pid, signal.SIGCONT)
             await api.pipeline.settle(20)
             assert await cancellation.is_cancelled(redis, "r")
-            assert await redis.zcard(keys.load(AGG.worker)) == 0
+            assert not await redis.exists(keys.load(AGG.worker, AGG.incarnation))
         await redis.aclose()
         await theirs.aclose()
 

@@ -30,7 +30,7 @@ FAILED = EncodeFailed("out of memory")
 
 async def busy(cluster: Cluster, one: Worker) -> None:
     """Let the API choose another."""
-    await cluster.redis.zadd(keys.load(one.host.id), {"something else": time.time() + 600})
+    await cluster.redis.hset(keys.load(one.me.worker, one.me.incarnation), "requests", 1)
 
 
 @pytest.mark.parametrize("failing", [1, 2])

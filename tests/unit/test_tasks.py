@@ -41,8 +41,8 @@ class Case:
     async def run(self, task: DecodeTask) -> None:
         await tasks._run(self.host, task, self._note("stage"), self._note("refuse"))
 
-    async def _note_place(self, request_id: str) -> None:
-        self.ran.append(f"unplace {request_id}")
+    async def _note_place(self, task: DecodeTask) -> None:
+        self.ran.append(f"unplace {task.request_id}")
 
     def _note(self, what: str) -> Any:
         async def noted(_host: Any, _task: Any) -> None:

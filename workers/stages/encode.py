@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from app.errors import EncodeFailed, TrivetError
 from app.messages import EncodeTask
-from app.routing import encode_place
 from workers.host import Host
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ async def run(host: Host, task: EncodeTask, is_over: Callable[[], Awaitable[bool
                 with host.items.encoder.arrivals.arrival() as arrival:
                     await _answer(host, task, is_over, arrival)
     finally:
-        await host.unplace(encode_place(task.request_id, identity))
+        await host.unplace(task, identity)
 
 
 async def refuse(host: Host, task: EncodeTask, error: TrivetError) -> None:
