@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from api import metrics
 from app.errors import Failure
 from app.routing import Decision
 
@@ -31,6 +32,11 @@ class RequestContext:
     media_tokens: dict[str, int] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     on_close: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+
+    def decided(self, decision: Decision) -> None:
+        """The request, or one choice of its answer, has its place."""
+        self.decisions.append(decision)
+        metrics.routed(decision.reasons)
 
     async def close(self) -> None:
         """Stop whatever still runs for the request, and let go what it holds: the last first, and each once."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from app.routing import Explanation
+
 REGISTRY = CollectorRegistry()
 
 REQUESTS = Counter(
@@ -26,6 +28,23 @@ WORKERS = Gauge("trivet_workers", "Live workers by role.", ["role"], registry=RE
 TOKEN_GAPS = Gauge(
     "trivet_token_gaps", "Gaps in the token stream that were refilled or ended a request.", registry=REGISTRY
 )
+ROUTED = Counter(
+    "trivet_routed",
+    "Requests placed, by the policy that decided, and why that was not the one of the settings.",
+    ["policy", "fallback"],
+    registry=REGISTRY,
+)
+PROMPT_BLOCKS = Counter("trivet_routed_prompt_blocks", "KV blocks of the prompts that were placed.", registry=REGISTRY)
+OVERLAP_BLOCKS = Counter(
+    "trivet_routed_overlap_blocks", "Those of them that the chosen workers were thought to hold.", registry=REGISTRY
+)
+
+
+def routed(reasons: Explanation) -> None:
+    """Count a decision."""
+    ROUTED.labels(reasons.policy, reasons.fallback).inc()
+    PROMPT_BLOCKS.inc(reasons.blocks)
+    OVERLAP_BLOCKS.inc(max(reasons.chosen.held, reasons.chosen.predicted))
 
 
 def render() -> bytes:

@@ -76,7 +76,7 @@ class PipelineClient(EngineClient):
             tenant=context.tenant,
             reasoning_ended=reasoning_ended,
             reasoning_parser_kwargs=reasoning_parser_kwargs,
-            on_decision=context.decisions.append,
+            on_decision=context.decided,
         )
         outputs = Outputs(self._pipeline, context, job, sampling_params, request_id, prompt.get("prompt"))
         context.on_close.append(outputs.aclose)
