@@ -20,6 +20,7 @@ UNKNOWN_EMBEDDING_BYTES = 4 << 20
 WEIGHTS = (
     "overlap_credit",
     "prefill_load_scale",
+    "queue_weight",
     "active_request_weight",
     "transfer_weight",
     "embedding_weight",

@@ -89,6 +89,10 @@ class Explanation(Message):
     candidates: list[Candidate] = []
     encode: dict[str, str] = {}
 
+    @property
+    def chosen(self) -> Candidate:
+        return next(one for one in self.candidates if one.chosen)
+
 
 @dataclass(frozen=True)
 class Decision:

@@ -2,7 +2,7 @@
 
 The cost of a candidate is in KV blocks, after Dynamo's (https://docs.nvidia.com/dynamo: KV cache routing):
 
-    to prefill = (prompt - overlap_credit * overlap) + what waits to be prefilled there
+    to prefill = (prompt - overlap_credit * overlap) + queue_weight * what others have yet to prefill there
     prefill_load_scale * to prefill + blocks of the requests placed there and of this one
         + active_request_weight * requests placed there + embedding_weight * MiB of embeddings to fetch
 

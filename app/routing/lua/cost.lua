@@ -1,4 +1,4 @@
--- What a candidate would cost: see app.routing.cost, which has the formula. Defines `appraise`, `remember`.
+-- What a candidate would cost: app.routing.router has the formula. Defines `appraise`, `remember`.
 local MIB = 1024 * 1024
 
 -- Who holds an item's embedding: bytes of it, and worker -> incarnation; whoever is about to encode it counts, too.
@@ -41,7 +41,7 @@ local function appraise(c)
   if c.stage == 'decode' then
     work = weights.transfer_weight * credited / c.block_size
   else
-    work = weights.prefill_load_scale * (c.prefill_tokens + credited) / c.block_size
+    work = weights.prefill_load_scale * (weights.queue_weight * c.prefill_tokens + credited) / c.block_size
   end
   c.cost = work + c.kv_blocks + c.own_blocks + weights.active_request_weight * c.requests
     + weights.embedding_weight * c.embedding_bytes / MIB
