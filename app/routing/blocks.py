@@ -68,18 +68,25 @@ def extend(
 
 
 def _placed(items: Sequence[Span], block_size: int, blocks: int) -> list[list[Placed]]:
-    """The items of each block, as vLLM counts them (`generate_block_hash_extra_keys`): an item lies in every block that
-    its placeholder touches, and in none where one before it goes on into the next block."""
+    """The items of each block, as vLLM counts them (`_gen_mm_extra_hash_keys`): an item lies in every block that its
+    placeholder touches. Of those that overlap, it does not where one before it goes on into the next block, and none
+    does after the end of the last."""
     if not items:
         return []
     placed: list[list[Placed]] = [[] for _ in range(blocks)]
+    in_order = sorted(items, key=lambda item: item.offset)
+    blocks = min(blocks, -(-_end(in_order[-1]) // block_size))
     taken = 0  # blocks that an earlier item goes on from
-    for item in sorted(items, key=lambda item: item.offset):
-        end = item.offset + item.length
-        for i in range(max(taken, item.offset // block_size), min(blocks, -(-end // block_size))):
+    for item in in_order:
+        end = -(-_end(item) // block_size)
+        for i in range(max(taken, item.offset // block_size), min(blocks, end)):
             placed[i].append((item.identity, item.offset - i * block_size))
-        taken = max(taken, -(-end // block_size) - 1)
+        taken = max(taken, end - 1)
     return placed
+
+
+def _end(item: Span) -> int:
+    return item.offset + item.length
 
 
 def _root(block_size: int, adapter: str, salt: str) -> bytes:
