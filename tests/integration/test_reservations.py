@@ -165,7 +165,7 @@ def test_whatever_happens(redis_url: str) -> None:
     Life.url = redis_url
     # Making a failure smaller would take minutes.
     phases = [hypothesis.Phase.reuse, hypothesis.Phase.generate]
-    chosen = hypothesis.settings(max_examples=60, stateful_step_count=40, phases=phases)
+    chosen = hypothesis.settings(max_examples=40, stateful_step_count=40, phases=phases)
     run_state_machine_as_test(Life, settings=chosen)  # type: ignore[no-untyped-call]
 
 
