@@ -15,7 +15,7 @@
 | `trivet:kv:<worker>:<rank>` | set | `worker.lease_s` | names of the KV blocks that an engine holds |
 | `trivet:predicted:<worker>:<incarnation>:<rank>:<n>` | set | twice `routing.predicted_ttl_s` | of prompts sent |
 | `trivet:session:<tenant>:<session>` | hash | `routing.session_ttl_s` | stage -> where its last request went |
-| `trivet:turns` | hash | none | stage -> number of requests, for policy `round_robin` |
+| `trivet:turns` | hash | the same | stage -> number of requests, for policy `round_robin` |
 | `trivet:replay:<api>` | stream, capped | 600 s after the last batch | the last token batches, to refill a gap |
 | `trivet:tokens:<api>` | channel | | token batches for one API process |
 | `trivet:cancel` | channel | | ids of requests to stop |

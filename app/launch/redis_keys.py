@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -15,6 +15,7 @@ from app.launch.state import State
 from app.redis import connect
 from app.registry import Registry
 from app.roles import Role
+from app.routing import Reservations
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ async def remove_all_of(state: State) -> None:
     await remove(state.redis_url, state.cache_url, workers, apis)
 
 
-async def remove(broker_url: str, cache_url: str, workers: Mapping[str, int], api_pids: Iterable[int]) -> None:
+async def remove(broker_url: str, cache_url: str, workers: Mapping[str, int], api_pids: Collection[int]) -> None:
     """Delete queues, bindings, registrations and loads of these workers (id -> pid), and what these API processes left.
 
     A worker that has started anew under an id, by hand perhaps, is left alone.
@@ -51,7 +52,7 @@ async def remove(broker_url: str, cache_url: str, workers: Mapping[str, int], ap
 
 
 async def _registrations(
-    client: Any, workers: Mapping[str, int], api_pids: Iterable[int]
+    client: Any, workers: Mapping[str, int], api_pids: Collection[int]
 ) -> tuple[list[str], set[str]]:
     """Remove them; answer the ids that are nobody's now, and the queues of roles that nobody has and nobody feeds."""
     registry = Registry(client, 1.0)
@@ -60,6 +61,10 @@ async def _registrations(
     for one in gone:
         await registry.remove(one)
     host = socket.gethostname()
+    reservations = Reservations(client, 0.0)
+    for owner in [_text(one) for one in await client.zrange(keys.OWNERS, 0, -1)]:
+        if any(owner.startswith(f"{host}-{pid}-") for pid in api_pids):
+            await reservations.leave(owner)
     for pid in api_pids:
         for pattern in (keys.api(f"{host}-{pid}-*"), keys.replay(f"{host}-{pid}-*")):
             await _delete(client, [key async for key in client.scan_iter(pattern, count=500)])

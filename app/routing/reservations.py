@@ -65,6 +65,12 @@ class Reservations:
         self._strays = strays - lost
         return len(lost)
 
+    async def leave(self, owner: str) -> None:
+        """The owner has ended: give back whatever it had."""
+        for request_id in await self._tick.run("HKEYS", keys.placed(owner)):
+            await self.release(owner, request_id.decode())
+        await self._tick.run("ZREM", keys.OWNERS, owner)
+
 
 def _runs_on(text: bytes) -> list[Assignment]:
     places: dict[str, dict[str, Any]] = json.loads(text)["places"]

@@ -18,8 +18,10 @@ from app import keys
 from app.launch import sessions
 from app.launch.state import ComponentState, Phase, State
 from app.redis import connect
+from app.registry import Fleet, Registry
 from tests.polling import until
 from tests.redis_server import free_port
+from tests.routing import ask, router
 
 ROOT = Path(__file__).resolve().parents[2]
 PD = ("--topology", "pd", "--model", "some/model", "--served-model-name", "tiny")
@@ -178,7 +180,8 @@ async def test_detached_it_returns_when_ready_and_down_ends_it(trivet: Trivet) -
 async def test_status_tells_workers_queues_load_and_processes(trivet: Trivet) -> None:
     async with trivet.up("--enable-multimodal"):
         client = connect(trivet.redis_url, 2.0, name="test")
-        await client.zadd(keys.load("decode@cpu0"), {"a": 1, "b": 2})
+        (record,) = [one for one in await Registry(client, 2.0).workers() if one.id == "decode@cpu0"]
+        await client.hset(keys.load(record.id, record.incarnation), "requests", 2)
         await client.lpush("decode.decode@cpu0", "1")
         await client.lpush("decode.decode@cpu0|5", "2", "3")
         await client.lpush("prefill|5", "4")
@@ -369,9 +372,10 @@ async def test_in_a_redis_of_others_only_our_own_is_removed(trivet: Trivet, redi
         await redis.sadd("_kombu.binding.unrouted", "prefill.prefill@cpu0||prefill.prefill@cpu0")
         host = socket.gethostname()
         await redis.set(keys.api(f"{host}-{trivet.pid('api')}-abc"), "{}")
-        await redis.zadd(keys.load("decode@cpu0"), {"request": 1})
+        fleet = Fleet(tuple(await Registry(redis, 2.0).workers()))
+        await router(redis).plan(fleet, ask(owner=f"{host}-{trivet.pid('api')}-abc"))
         await trivet.run("down")
-    assert {key.decode() for key in await redis.keys()} == {
+    assert {key.decode() for key in await redis.keys() if not key.startswith(b"trivet:predicted:")} == {
         "_kombu.binding.unrouted",
         "prefill.prefill@gpu7",
         keys.api("theirs"),

@@ -54,7 +54,6 @@ async def test_the_lease_is_renewed_and_ends(redis: Any, caplog: pytest.LogCaptu
 async def test_a_removed_worker_leaves_nothing(redis: Any) -> None:
     registry = Registry(redis, 5.0)
     await registry.announce(worker(AGG, *ALL))
-    await redis.zadd(keys.load(AGG.worker), {"r": 1})
     await registry.remove(AGG.worker)
     assert await redis.keys("*") == []
 
