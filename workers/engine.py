@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from app.messages import StageTask
 from app.registry import EngineState
 from app.settings import Settings
 from workers import engine_args
+from workers.kv_events import sources
+from workers.kv_events.subscription import Source
 from workers.vllm_errors import clean
 
 log = logging.getLogger(__name__)
@@ -27,15 +29,18 @@ KEEP_FOR_DECODE = {
     "remote_host": None,
     "remote_port": None,
 }
+#: vLLM's parameter of a request that asks for events of the blocks that it finds in the cache.
+REPORT = "kv_cache_report_mode"
 
 
 class Engine:
     """The engine of this process. Build it on the loop that will use it, which then blocks while it loads.
 
-    `embeddings` is the folder of the worker's embedding store, if it has one.
+    `embeddings` is the folder of the worker's embedding store, if it has one, and `sockets` the one that KV events are
+    published in, if they are. While `reporting` says so, blocks that a request finds in the cache are published, too.
     """
 
-    def __init__(self, settings: Settings, embeddings: Path | None) -> None:
+    def __init__(self, settings: Settings, embeddings: Path | None, sockets: Path | None = None) -> None:
         engine_args.prepare_environment(settings)
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -44,10 +49,11 @@ class Engine:
 
         self.load = Load()
         self._llm: Any = AsyncLLM.from_engine_args(
-            engine_args.build(settings, embeddings), stat_loggers=[self.load.logger]
+            engine_args.build(settings, embeddings, sockets), stat_loggers=[self.load.logger]
         )
         self._config = self._llm.vllm_config
         self.renderer = Renderer(self._llm.renderer, self._config)
+        self.reporting: Callable[[], bool] = lambda: False
 
     @property
     def dead(self) -> bool:
@@ -62,6 +68,21 @@ class Engine:
         return int(self._config.cache_config.block_size)
 
     @property
+    def event_block_size(self) -> int:
+        """Tokens in a block as KV events count them: one of full attention, which `block_size` is not in every hybrid
+        model."""
+        return int(self._config.cache_config.effective_attention_block_size or self.block_size)
+
+    @property
+    def kv_event_sources(self) -> dict[int, Source]:
+        """Where KV events are published, by data-parallel rank."""
+        return sources.of(self._llm)
+
+    @property
+    def data_parallel_size(self) -> int:
+        return int(self._config.parallel_config.data_parallel_size)
+
+    @property
     def max_model_len(self) -> int:
         return int(self._config.model_config.max_model_len)
 
@@ -71,8 +92,9 @@ class Engine:
         return EngineState(
             vllm=vllm.__version__,
             max_model_len=self.max_model_len,
-            block_size=self.block_size,
+            block_size=self.event_block_size,
             kv_tokens=self.kv_tokens,
+            data_parallel_size=self.data_parallel_size,
             kv_usage=self.load.kv_usage,
             running=self.load.running,
             waiting=self.load.waiting,
@@ -103,7 +125,9 @@ class Engine:
         params.logprobs, params.prompt_logprobs, params.output_kind = None, None, _final_only()
         params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": KEEP_FOR_DECODE}
         final: Any = None
-        async for output in self._generate(engine_input, params, f"{task.request_id}:prefill", task):
+        async for output in self._generate(
+            engine_input, params, f"{task.request_id}:prefill", task, task.plan.prefill_rank
+        ):
             final = output
         if final is None or final.kv_transfer_params is None:
             reason = "nothing" if final is None else final.outputs[0].finish_reason
@@ -117,17 +141,23 @@ class Engine:
             # What is wanted whole comes in steps too: the stage joins them.
             params.output_kind = _steps_of(params.output_kind)
             params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": kv}
-        return self._generate(engine_input, params, task.request_id, task)
+        return self._generate(engine_input, params, task.request_id, task, task.plan.decode_rank)
 
-    async def _generate(self, engine_input: Any, params: Any, name: str, task: StageTask) -> AsyncIterator[Any]:
+    async def _generate(
+        self, engine_input: Any, params: Any, name: str, task: StageTask, rank: int
+    ) -> AsyncIterator[Any]:
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError
 
+        # Always: with one of a client's, blocks would count as held twice and never as gone.
+        mode = "full" if self.reporting() else "incremental"
+        params.extra_args = {**(params.extra_args or {}), REPORT: mode}
         outputs = self._llm.generate(
             engine_input,
             params,
             name,
             priority=task.priority,
+            data_parallel_rank=rank if self.data_parallel_size > 1 else None,
             reasoning_ended=task.reasoning_ended,
             reasoning_parser_kwargs=task.reasoning_parser_kwargs,
         )

@@ -14,6 +14,7 @@ from app import ports, torchvision_ops, vllm_args
 from app.roles import KVRole, Role, kv_role
 from app.settings import Settings
 from app.tensors import nixl_progress
+from workers.kv_events import sources
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +60,9 @@ def flags(settings: Settings) -> list[str]:
     return [flag for part in parts for flag in vllm_args.split(part)]
 
 
-def build(settings: Settings, embeddings: Path | None) -> Any:
-    """vLLM's AsyncEngineArgs. `embeddings` is the folder of the worker's embedding store, if it has one.
+def build(settings: Settings, embeddings: Path | None, sockets: Path | None = None) -> Any:
+    """vLLM's AsyncEngineArgs. `embeddings` is the folder of the worker's embedding store, if it has one, and `sockets`
+    the one that KV events are published in, if they are.
 
     Raises SettingsError when a flag is not one of vLLM's.
     """
@@ -75,6 +77,8 @@ def build(settings: Settings, embeddings: Path | None) -> Any:
         _cpu_defaults(args, settings)
     _transfer(args, settings)
     _embeddings(args, settings, embeddings)
+    if sockets is not None and args.kv_events_config is None and args.enable_prefix_caching is not False:
+        args.kv_events_config = sources.config(sockets)
     return args
 
 

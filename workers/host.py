@@ -9,6 +9,7 @@ import socket
 import time
 import uuid
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
@@ -27,7 +28,9 @@ from workers.engine import Engine
 from workers.items.ready import Prompts, TextPrompts
 from workers.jobs import Jobs
 from workers.kv_budget import KVBudget
-from workers.preflight import MisconfiguredWorker, check
+from workers.kv_events import service as kv_events
+from workers.kv_events.service import KVEvents
+from workers.preflight import MisconfiguredWorker, check, check_blocks
 
 if TYPE_CHECKING:
     from workers.items.memory import EmbeddingMemory
@@ -52,6 +55,7 @@ class Host:
     budget: KVBudget
     prompts: Prompts
     items: ItemService | None = None
+    kv_events: KVEvents | None = None
     _memory: EmbeddingMemory | None = None
 
     def __init__(self, settings: Settings, worker_id: str, concurrency: int) -> None:
@@ -100,6 +104,7 @@ class Host:
         await self.connect()
         work = await self._load()
         self._metrics_url = metrics.serve(self.settings.worker.metrics_host)
+        check_blocks(self.record(), await self.registry.workers())
         await self.registry.announce(self.record())
         work += [
             self._heartbeat(),
@@ -121,12 +126,17 @@ class Host:
         from workers.items import service
         from workers.items.memory import EmbeddingMemory
 
+        if kv_events.wanted(self.settings):
+            self.kv_events = KVEvents(self.settings, self.id, self.cache)
         if not service.wanted(self.settings):
-            self.engine = Engine(self.settings, None)
+            self.engine = Engine(self.settings, None, self._sockets)
             self.prompts = TextPrompts(self.engine.renderer)
             work = []
         else:
             work = await self._load_with_items(EmbeddingMemory(self.settings, self.id))
+        if self.kv_events is not None:
+            self.engine.reporting = self.kv_events.relearning
+            work += self.kv_events.start(self.engine.kv_event_sources, self.engine.event_block_size)
         self.budget = KVBudget(self._kv_tokens_to_share(), self.engine.block_size)
         return work
 
@@ -135,7 +145,7 @@ class Host:
 
         self._memory = memory
         try:
-            self.engine = Engine(self.settings, memory.embeddings)
+            self.engine = Engine(self.settings, memory.embeddings, self._sockets)
             self.items = service.ItemService(self.settings, self.me, self.engine, memory, self.cache, self.sender)
             work = await self.items.start()
         except BaseException:
@@ -143,6 +153,10 @@ class Host:
             raise
         self.prompts = self.items.prompts
         return work
+
+    @property
+    def _sockets(self) -> Path | None:
+        return self.kv_events.sockets if self.kv_events is not None else None
 
     def _kv_tokens_to_share(self) -> int:
         """KV tokens that requests wait for. Where the prompt is prefilled, its embeddings are held, and a request that
@@ -197,6 +211,8 @@ class Host:
             task.cancel()
         try:
             await self.leave()
+            if self.kv_events is not None:
+                await self.kv_events.close()
         finally:
             try:
                 self.engine.shutdown()
@@ -217,8 +233,9 @@ class Host:
 
     def remove_memory(self) -> None:
         """Delete the shared memory, if there is any left. For any thread, once nothing writes there any more."""
-        if self._memory is not None:
-            self._memory.folder.remove()
+        for one in (self._memory, self.kv_events):
+            if one is not None:
+                one.folder.remove()
 
     async def leave(self) -> None:
         """Out of the registry, and the last tokens out. A Redis that is away must not keep the process from ending."""

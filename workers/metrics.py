@@ -14,6 +14,7 @@ from app import ports
 
 if TYPE_CHECKING:
     from workers.items.service import ItemService
+    from workers.kv_events.service import KVEvents
 
 
 def serve(host: str) -> str:
@@ -41,6 +42,20 @@ class ItemMetrics(Collector):
         size = GaugeMetricFamily("trivet_embedding_cache_bytes", "Embeddings in the cache, in bytes")
         size.add_metric([], items.local.store.size)
         yield size
+
+
+class KVEventMetrics(Collector):
+    """What became of the engine's KV events, and how many blocks routers are told of, by data-parallel rank."""
+
+    def __init__(self, kv: KVEvents) -> None:
+        self._kv = kv
+
+    def collect(self) -> Iterator[Any]:
+        yield _counter("trivet_kv_events", "KV cache events of the engine, and what became of them", self._kv.counts())
+        blocks = GaugeMetricFamily("trivet_kv_blocks", "KV blocks that routers are told of", labels=["rank"])
+        for rank, one in self._kv.ranks.items():
+            blocks.add_metric([str(rank)], len(one.held))
+        yield blocks
 
 
 def _counter(name: str, text: str, values: Mapping[str, float]) -> CounterMetricFamily:

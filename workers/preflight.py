@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from app.media import fingerprint
+from app.registry import WorkerRecord
 from app.roles import Role
 from app.settings import Settings
 
@@ -32,3 +35,20 @@ def check(settings: Settings) -> None:
             "embeddings go from encode to prefill workers through their embedding caches: give both some memory "
             "(TRIVET_MULTIMODAL_EMBEDDING_CACHE_CAPACITY_GB), or one worker both roles"
         )
+
+
+def check_blocks(own: WorkerRecord, others: Iterable[WorkerRecord]) -> None:
+    """Raise MisconfiguredWorker if a worker of the same model has KV blocks of another size.
+
+    A prompt's blocks have one name in the whole fleet, and engines hand blocks on as they are.
+    """
+    cached = {Role.PREFILL, Role.DECODE}
+    if not own.roles & cached:
+        return
+    for other in others:
+        same = other.model == own.model and other.id != own.id and other.roles & cached
+        if same and other.engine.block_size != own.engine.block_size:
+            raise MisconfiguredWorker(
+                f"KV blocks of {own.engine.block_size} tokens here, of {other.engine.block_size} in worker {other.id}, "
+                f"which serves {own.model} too: give all of them the same --block-size, or stop that worker first"
+            )

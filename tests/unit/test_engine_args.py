@@ -126,6 +126,23 @@ def test_a_transfer_that_the_user_chose_is_kept() -> None:
 
 
 @pytest.mark.usefixtures("vllm")
+def test_kv_events_are_published_in_the_workers_own_folder(tmp_path: Path) -> None:
+    events = engine_args.build(settings(), None, tmp_path).kv_events_config
+    assert events.enable_kv_cache_events and events.publisher == "zmq"
+    for address in (events.endpoint, events.replay_endpoint):
+        assert address.startswith(f"ipc://{tmp_path}/")
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize(
+    ("args", "folder"), [("", None), ("--no-enable-prefix-caching", Path("/s")), ("--kv-events-config {}", Path("/s"))]
+)
+def test_kv_events_are_off_without_a_cache_and_as_the_user_chose(args: str, folder: Path | None) -> None:
+    chosen = engine_args.build(settings(args=args), None, folder).kv_events_config
+    assert chosen is None or not chosen.enable_kv_cache_events
+
+
+@pytest.mark.usefixtures("vllm")
 def test_engines_of_a_host_share_its_memory() -> None:
     from vllm.platforms import current_platform
 

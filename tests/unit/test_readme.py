@@ -102,11 +102,12 @@ def test_the_errors_are_all_there() -> None:
 
 
 def of_a_worker() -> dict[str, set[str]]:
-    """Name of each metric of a worker's items -> its events."""
+    """Name of each metric of a worker -> its events."""
     from app.tensors import plane
     from workers.embeddings import store
     from workers.items import finder, local
-    from workers.metrics import ItemMetrics
+    from workers.kv_events.service import KVEvents
+    from workers.metrics import ItemMetrics, KVEventMetrics
 
     failures = {one.code: 1 for one in tree(errors.TensorError)}
     items: Any = SimpleNamespace(
@@ -115,11 +116,12 @@ def of_a_worker() -> dict[str, set[str]]:
         prompts=SimpleNamespace(rendered_whole=0),
         plane=SimpleNamespace(counts=plane.Counts(failures=failures)),
     )
+    kv: Any = SimpleNamespace(ranks={}, counts=lambda: KVEvents.counts(kv))
     return {
         f"{one.name}_total" if one.type == "counter" else one.name: {
             sample.labels["event"] for sample in one.samples if sample.labels
         }
-        for one in ItemMetrics(items).collect()
+        for one in (*ItemMetrics(items).collect(), *KVEventMetrics(kv).collect())
     }
 
 
