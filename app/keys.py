@@ -13,7 +13,7 @@
 | `trivet:emb:<model>:<identity>` | hash | the same | worker -> where it holds the item's embedding, JSON |
 | `trivet:encoding:<model>:<identity>` | string, JSON | `items.encode_timeout_s` | whoever is to encode the item |
 | `trivet:kv:<worker>:<rank>` | set | `worker.lease_s` | names of the KV blocks that an engine holds |
-| `trivet:predicted:<worker>:<incarnation>:<rank>:<n>` | set | twice `routing.predicted_ttl_s` | of prompts sent |
+| `trivet:predicted:<worker>:<incarnation>:<rank>:<n>` | set | twice `routing.predicted_ttl_s` | what was sent there |
 | `trivet:session:<tenant>:<session>` | hash | `routing.session_ttl_s` | stage -> where its last request went |
 | `trivet:turns` | hash | the same | stage -> number of requests, for policy `round_robin` |
 | `trivet:replay:<api>` | stream, capped | 600 s after the last batch | the last token batches, to refill a gap |
@@ -67,13 +67,12 @@ def placed(api_id: str) -> str:
     return f"{PREFIX}placed:{api_id}"
 
 
-def predicted(worker_id: str, incarnation: str, rank: int) -> str:
-    """A generation's number follows."""
-    return f"{PREFIX}predicted:{worker_id}:{incarnation}:{rank}"
+def predicted(worker_id: str, incarnation: str, rank: int, n: str) -> str:
+    return f"{PREFIX}predicted:{worker_id}:{incarnation}:{rank}:{n}"
 
 
-def session(tenant: str, name: str) -> str:
-    return f"{PREFIX}session:{tenant}:{name}"
+def session(tenant: str, session: str) -> str:
+    return f"{PREFIX}session:{tenant}:{session}"
 
 
 def cancelled(request_id: str) -> str:

@@ -57,9 +57,13 @@ def ask(request_id: str = "r", blocks: int = 0, number: int = 0, **changes: Any)
     return Ask(**fields | changes)
 
 
+#: For tests that say on which side of a balance a request falls.
+WEIGHTS = {"prefill_load_scale": 4.0, "queue_weight": 0.5, "transfer_weight": 0.1, "embedding_weight": 0.25}
+
+
 def router(redis: Any, **settings: Any) -> RedisRouter:
     """Decisions may take as long as a busy machine needs."""
-    return RedisRouter(redis, RoutingSettings(**{"timeout_s": 30.0} | settings), CLAIM_S)
+    return RedisRouter(redis, RoutingSettings(**WEIGHTS | {"timeout_s": 30.0} | settings), CLAIM_S)
 
 
 async def hold(redis: Any, one: Assignment, of: View, blocks: int | None = None, rank: int = 0) -> None:

@@ -101,7 +101,7 @@ class Asking:
                     "load": keys.load(one.id, one.incarnation, rank),
                     "record": keys.worker(one.id),
                     "kv": self._settings.kv_events and keys.kv(one.id, rank),
-                    "predicted_key": keys.predicted(one.id, one.incarnation, rank),
+                    "predicted_prefix": keys.predicted(one.id, one.incarnation, rank, ""),
                     "block_size": block_size,
                     "kv_capacity": one.engine.kv_tokens // block_size,
                     "concurrency": one.concurrency,

@@ -102,6 +102,7 @@ def test_redis_cli_prints_what_is_shown(shell: Shell, agg: Stack) -> None:
         fingerprint, identity = _held_image(client)
         named = {
             "agg@gpu0": worker.id,
+            "ff35c467a436": worker.incarnation,
             "box-4711-efbc2a": _first(client, "trivet:api:"),
             "8f88df3cecc26ebfbbd6a169f4aacf17": fingerprint,
             "9c1185a5c5e9fc54612808977ee8f548": identity,

@@ -47,8 +47,7 @@ end
 local generation = math.floor(tonumber(redis.call('TIME')[1]) / ask.predicted_s)
 
 local function notes(c)
-  local new = string.format('%s:%d', c.predicted_key, generation)
-  return new, string.format('%s:%d', c.predicted_key, generation - 1)
+  return string.format('%s%d', c.predicted_prefix, generation), string.format('%s%d', c.predicted_prefix, generation - 1)
 end
 
 local function living_notes(c)
