@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from app.cli import chat, config, down, status, up, version
+from app.cli import chat, config, down, route, status, up, version
 
 app = typer.Typer(
     help="Trivet serves multimodal models: encode, prefill and decode on workers of their own.",
@@ -23,6 +23,7 @@ app.command(context_settings=PASS_THROUGH)(up.up)
 app.command()(down.down)
 app.command()(status.status)
 app.command()(chat.chat)
+app.command()(route.route)
 app.command(context_settings=PASS_THROUGH)(config.config)
 app.command()(version.version)
 

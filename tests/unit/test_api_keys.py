@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app import api_keys, settings
-from app.cli import chat
+from app.cli import api_client
 from app.cli.main import app
 from app.cli.up import _order
 from app.launch import plan, readiness
@@ -178,15 +178,15 @@ async def test_the_first_request_of_an_up_brings_the_key() -> None:
 
 
 def test_trivet_chat_brings_our_own_key_to_our_own_api_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chat._key(None, "default") is None
+    assert api_client._key(None, "default") is None
     monkeypatch.setenv("TRIVET_API__API_KEYS", f"{SECRET},other")
-    assert chat._key(None, "default") == SECRET
-    assert chat._key("https://elsewhere.example", "default") is None
+    assert api_client._key(None, "default") == SECRET
+    assert api_client._key("https://elsewhere.example", "default") is None
     monkeypatch.setenv("OPENAI_API_KEY", "sk-elsewhere")
-    assert chat._key("https://elsewhere.example", "default") == "sk-elsewhere"
-    assert chat._key(None, "default") == SECRET
+    assert api_client._key("https://elsewhere.example", "default") == "sk-elsewhere"
+    assert api_client._key(None, "default") == SECRET
     monkeypatch.delenv("TRIVET_API__API_KEYS")
-    assert chat._key(None, "default") == "sk-elsewhere"
+    assert api_client._key(None, "default") == "sk-elsewhere"
 
 
 def test_trivet_chat_takes_the_key_from_the_file_of_the_running_up(
@@ -202,13 +202,13 @@ def test_trivet_chat_takes_the_key_from_the_file_of_the_running_up(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-elsewhere")
-    assert chat._key(None, "blue") == SECRET
-    assert chat._key(None, "default") == chat._key("https://elsewhere.example", "blue") == "sk-elsewhere"
+    assert api_client._key(None, "blue") == SECRET
+    assert api_client._key(None, "default") == api_client._key("https://elsewhere.example", "blue") == "sk-elsewhere"
     (tmp_path / "keys").unlink()
     with pytest.raises(SettingsError, match="keys: No such file"):
-        chat._key(None, "blue")
+        api_client._key(None, "blue")
     directory.write(supervisor.state.model_copy(update={"ticks": 1}))
-    assert chat._key(None, "blue") == "sk-elsewhere", "that one has ended"
+    assert api_client._key(None, "blue") == "sk-elsewhere", "that one has ended"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from app.cli import chat
-from app.cli.chat import ChatError, Conversation
+from app.cli.api_client import ApiError
+from app.cli.chat import Conversation
 
 Respond = Callable[[dict[str, Any]], httpx.Response]
 
@@ -80,7 +81,7 @@ def test_pictures_go_as_data_urls_before_the_question(talk: Talk, sent: list[dic
 )
 def test_errors_are_told_and_leave_the_talk_as_it_was(talk: Talk, response: httpx.Response, message: str) -> None:
     one = talk(lambda _: response)
-    with pytest.raises(ChatError) as caught:
+    with pytest.raises(ApiError) as caught:
         list(one.ask("hi", []))
     assert str(caught.value) == message
     assert one.messages == []
@@ -90,7 +91,7 @@ def test_a_server_that_is_not_there(talk: Talk) -> None:
     def refuse(_: Any) -> httpx.Response:
         raise httpx.ConnectError("connection refused")
 
-    with pytest.raises(ChatError, match="http://api.*connection refused"):
+    with pytest.raises(ApiError, match="http://api.*connection refused"):
         list(talk(refuse).ask("hi", []))
 
 
