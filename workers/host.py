@@ -135,7 +135,7 @@ class Host:
         else:
             work = await self._load_with_items(EmbeddingMemory(self.settings, self.id))
         if self.kv_events is not None:
-            self.engine.reporting = self.kv_events.relearning
+            self.engine.reporting = self.kv_events.reporting
             work += self.kv_events.start(self.engine.kv_event_sources, self.engine.event_block_size)
         self.budget = KVBudget(self._kv_tokens_to_share(), self.engine.block_size)
         return work

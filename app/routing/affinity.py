@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -35,8 +35,9 @@ class HeldBlocks:
     """The names in one set, and their way into Redis.
 
     `add`, `remove` and `clear` never wait; `run` brings them to Redis, everything of one loop tick together. It begins
-    with an empty set, whatever an earlier worker of that name left. Of more than `most` names those that came first are
-    left out. That a name is in the set says that the engine holds the block and all before it, never the opposite.
+    with an empty set, whatever an earlier worker of that name left. That a name is in the set says that the engine
+    holds the block and all before it, never the opposite: of more than `most` names those that were not added for the
+    longest time are left out.
     """
 
     def __init__(self, redis: Any, key: str, *, lease_s: float, renew_s: float, most: int) -> None:
@@ -55,11 +56,19 @@ class HeldBlocks:
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, names: Iterable[str]) -> None:
-        for name in names:
+    @property
+    def full(self) -> bool:
+        return len(self._held) >= self._most
+
+    def add(self, names: Sequence[str]) -> None:
+        """Blocks that follow each other. To add those that are there again keeps them longer; the first one longest,
+        since the others are worth nothing without it."""
+        for name in reversed(names):
             if name not in self._held:
                 self._held[name] = None
                 self._note(name, True)
+            elif self.full:
+                self._held.move_to_end(name)
         while len(self._held) > self._most:
             name, _ = self._held.popitem(last=False)
             self._note(name, False)

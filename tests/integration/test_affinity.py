@@ -136,12 +136,22 @@ async def test_of_too_many_the_oldest_are_left_out(redis: Any) -> None:
     blocks = held(redis, most=4)
     blocks.add(names(3))
     await blocks.write()
-    blocks.add(names(3, start=3))
+    blocks.add(names(3, start=10))
     await blocks.write()
-    assert await there(redis) == {*names(4, start=2)} and blocks.counts.left_out == 2
-    blocks.remove(names(3))
+    assert await there(redis) == {*names(1), *names(3, start=10)} and blocks.counts.left_out == 2
+    blocks.remove(names(13))
     await blocks.write()
-    assert await there(redis) == {*names(3, start=3)}
+    assert blocks.full is False and not await there(redis)
+
+
+async def test_what_is_added_again_is_kept_longer_and_its_beginning_longest(redis: Any) -> None:
+    blocks = held(redis, most=4)
+    blocks.add(names(2))
+    blocks.add(names(2, start=10))
+    blocks.add(names(2))
+    blocks.add(names(3, start=20))
+    await blocks.write()
+    assert await there(redis) == {*names(1), *names(3, start=20)}
 
 
 async def test_the_end_takes_the_set_away(redis: Any) -> None:
@@ -166,7 +176,7 @@ async def test_any_changes_in_any_order_end_in_what_is_held(steps: Any, most: in
             elif step == "clear":
                 blocks.clear()
             else:
-                getattr(blocks, step)(names(1, start=number)[0] for number in numbers)
+                getattr(blocks, step)([names(1, start=number)[0] for number in numbers])
         await blocks.write()
         assert await there(redis) == set(blocks._held) and len(blocks) <= most
         assert blocks.counts.rewrites <= 1 + sum(step == "clear" for step, _ in steps)

@@ -56,8 +56,8 @@ class Worker:
 
 
 @asynccontextmanager
-async def working(redis: Any, folder: Path, **config: Any) -> AsyncIterator[Worker]:
-    events = KVEvents(settings(folder), WORKER, redis, CollectorRegistry())
+async def working(redis: Any, folder: Path, routing: Any = None, **config: Any) -> AsyncIterator[Worker]:
+    events = KVEvents(settings(folder, routing=routing or {}), WORKER, redis, CollectorRegistry())
     publisher = Publisher(events.sockets, **config)
     tasks = [asyncio.create_task(one) for one in events.start({0: publisher.source}, BLOCK)]
     try:
@@ -101,7 +101,7 @@ async def test_what_got_lost_on_the_way_is_replayed(redis: Any, shared_memory: P
         worker.publisher.send(stored(IDS[32:], BLOCK, IDS[:32]))
         await worker.holds(IDS)
         assert (worker.counts["gaps"] >= 1, worker.counts["lost"], worker.counts["rebuilds"]) == (True, 0, 0)
-        assert not worker.events.relearning()
+        assert not worker.events.reporting()
 
 
 async def test_what_is_lost_for_good_is_learnt_anew(redis: Any, shared_memory: Path) -> None:
@@ -113,7 +113,7 @@ async def test_what_is_lost_for_good_is_learnt_anew(redis: Any, shared_memory: P
         worker.publisher.send(stored(IDS[2:18], BLOCK))
         await worker.holds(IDS[1:17], IDS[2:18])
         assert worker.counts["rebuilds"] == worker.counts["lost"] == 1
-        assert worker.events.relearning(), "requests report what they find"
+        assert worker.events.reporting(), "requests report what they find"
         worker.publisher.send(stored(IDS[:16], BLOCK))
         await worker.holds(IDS[1:17], IDS[2:18], IDS[:16])
 
@@ -121,10 +121,24 @@ async def test_what_is_lost_for_good_is_learnt_anew(redis: Any, shared_memory: P
 async def test_blocks_that_follow_unknown_ones_make_the_engine_report(redis: Any, shared_memory: Path) -> None:
     async with working(redis, shared_memory) as worker:
         worker.publisher.send(stored(IDS[16:32], BLOCK, IDS[:16]))
-        await until(worker.events.relearning, "the engine is to report")
+        await until(worker.events.reporting, "the engine is to report")
         await worker.holds()
         worker.publisher.send(stored(IDS[:32], BLOCK))
         await worker.holds(IDS[:32])
+
+
+async def test_an_engine_with_too_many_blocks_tells_which_are_in_use(redis: Any, shared_memory: Path) -> None:
+    async with working(redis, shared_memory, routing={"max_blocks_per_worker": 3}) as worker:
+        worker.publisher.send(stored(IDS[:32], BLOCK))
+        await worker.holds(IDS[:32])
+        assert not worker.events.reporting()
+        worker.publisher.send(stored(IDS[2:18], BLOCK))
+        await worker.holds(IDS[:32], IDS[2:18])
+        await until(worker.events.reporting, "the engine is to report")
+        worker.publisher.send(stored(IDS[:32], BLOCK), stored(IDS[3:19], BLOCK))
+        await worker.holds(IDS[:32], IDS[3:19])
+        worker.publisher.send(removed(IDS[:32]))
+        await worker.holds(IDS[:16], IDS[3:19])
 
 
 async def test_a_fault_ends_nothing(redis: Any, shared_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,7 @@ def test_what_was_forgotten_is_learnt_when_it_is_reported(engine: Engine) -> Non
     ids = list(range(8))
     engine.take(stored(ids, [1, 2]))
     engine.ledger.forget()
+    engine.ledger.expect_reports()
     assert not engine.held
     engine.take(stored(ids[:4], [1]), stored(ids[4:], [2], parent=1), stored(ids, [1, 2]))
     assert engine.held == {*chain(ids, BLOCK)}

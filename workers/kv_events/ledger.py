@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ FULL_ATTENTION = frozenset({"full_attention", "mla_attention", "sink_full_attent
 class Names(Protocol):
     """Where the names go."""
 
-    def add(self, names: Iterable[str]) -> None: ...
+    def add(self, names: Sequence[str]) -> None: ...
     def remove(self, names: Iterable[str]) -> None: ...
     def clear(self) -> None: ...
 
@@ -68,18 +68,15 @@ class Ledger:
                     self._remove(event)
             elif isinstance(event, Cleared):
                 self.counts.cleared += 1
-                self._clear()
+                self.forget()
 
-    def forget(self) -> None:
-        """Begin anew after events were lost: blocks become known again as they are stored, or reported once more.
-
-        Such a report cannot be told from a second copy, so from now on there are none: a name may go too early, and
-        never stays too long.
-        """
-        self._clear()
+    def expect_reports(self) -> None:
+        """From now on blocks may be reported that were stored before, which cannot be told from second copies. So there
+        are none: a name may go too early, and never stays too long."""
         self._counting = False
 
-    def _clear(self) -> None:
+    def forget(self) -> None:
+        """Begin anew: blocks become known again as they are stored, or reported."""
         self._names.clear()
         self._copies.clear()
         self._held.clear()

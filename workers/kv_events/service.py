@@ -27,8 +27,8 @@ from workers.metrics import KVEventMetrics
 
 log = logging.getLogger(__name__)
 
-#: How long the engine reports what requests find in its cache, after blocks came up that follow unknown ones.
-RELEARN_S = 60.0
+#: How long the engine reports what requests find in its cache, once that is wanted.
+REPORTS_S = 60.0
 #: Pause after a fault, so that one that repeats itself does not fill the log.
 PAUSE_S = 1.0
 #: Longest deletion of what a worker that ends held.
@@ -51,7 +51,7 @@ class Rank:
         self.subscription = Subscription(source)
         self.ledger = Ledger(block_size, held)
         self.rebuilds = 0
-        self.relearning_until = 0.0
+        self.reports_until = 0.0
         self._source = source
 
     async def follow(self) -> None:
@@ -72,18 +72,20 @@ class Rank:
                     continue
                 orphans = self.ledger.counts.orphans
                 self.ledger.take(batch)
-                if self.ledger.counts.orphans > orphans:
-                    self._relearn()
+                if self.ledger.counts.orphans > orphans or self.held.full:
+                    self._ask_for_reports()
                 await asyncio.sleep(0)  # there may be many, and receiving what is there already never waits
 
     def _begin_anew(self) -> None:
         self.rebuilds += 1
         log.warning("what %s holds is learnt anew: %d KV blocks forgotten", self._source.endpoint, len(self.held))
         self.ledger.forget()
-        self._relearn()
+        self._ask_for_reports()
 
-    def _relearn(self) -> None:
-        self.relearning_until = time.monotonic() + RELEARN_S
+    def _ask_for_reports(self) -> None:
+        """Of what requests find: it is not known, or it should be known who of too many is in use."""
+        self.ledger.expect_reports()
+        self.reports_until = time.monotonic() + REPORTS_S
 
 
 class KVEvents:
@@ -119,9 +121,9 @@ class KVEvents:
             most=self._settings.routing.max_blocks_per_worker,
         )
 
-    def relearning(self) -> bool:
+    def reporting(self) -> bool:
         """Whether the engine should report the blocks that requests find in its cache, as if it stored them."""
-        return any(rank.relearning_until > time.monotonic() for rank in self.ranks.values())
+        return any(rank.reports_until > time.monotonic() for rank in self.ranks.values())
 
     def counts(self) -> dict[str, int]:
         """Events so far, of all ranks."""
