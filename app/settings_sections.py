@@ -220,15 +220,15 @@ class RoutingSettings(Section):
     """The same without `kv_events`."""
     overlap_credit: float = Field(1.0, ge=0, le=1)
     """What a block that a worker holds takes off those to prefill there."""
-    prefill_load_scale: float = Field(4.0, ge=0)
+    prefill_load_scale: float = Field(40.0, ge=0)
     """Cost of a block to prefill, against one of a running request that counts 1."""
-    queue_weight: float = Field(0.5, ge=0)
+    queue_weight: float = Field(0.7, ge=0)
     """What a block that others have yet to prefill there counts, against one of the prompt's own: that is work, too."""
     active_request_weight: float = Field(0.0, ge=0)
     """Cost of each request that is placed on a worker, in blocks."""
     transfer_weight: float = Field(0.1, ge=0)
     """Cost of a block that a decode worker has to fetch."""
-    embedding_weight: float = Field(0.25, ge=0)
+    embedding_weight: float = Field(2.5, ge=0)
     """Cost of a MiB of embeddings that is not where the prompt would be prefilled, in blocks."""
     temperature: float = Field(0.0, ge=0)
     """0 takes the least cost; above, others are chosen too, the more evenly the higher it is."""

@@ -1,0 +1,1 @@
+"""Routing simulated: the real router and a real Redis, engines that are modelled."""
