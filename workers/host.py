@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
-from app import cancellation, keys
+from app import cancellation
+from app.fleet import FleetView
 from app.messages import Assignment, Task
 from app.redis import connect, redacted, refuse_unsafe_broker, wait_until_up
 from app.registry import Registry, WorkerRecord
 from app.roles import Role
-from app.routing import Reservations
+from app.routing import RedisRouter, Reservations, Router
 from app.sender import TaskSender
 from app.settings import Settings
 from app.streaming import TokenWriter
@@ -52,6 +53,7 @@ class Host:
     """Everything that the stages of this process share. Made by `start`, on the loop that runs them."""
 
     engine: Engine
+    fleet: FleetView
     budget: KVBudget
     prompts: Prompts
     items: ItemService | None = None
@@ -69,6 +71,7 @@ class Host:
         self.broker = connect(settings.redis.broker_url, timeout, name=f"trivet-{worker_id}-send", connections=4)
         self.registry = Registry(self.cache, settings.worker.lease_s)
         self.sender = TaskSender(self.broker)
+        self.router: Router = RedisRouter(self.cache, settings.routing, settings.items.encode_timeout_s)
         self.reservations = Reservations(self.cache, settings.api.lease_s)
         self.jobs = Jobs()
         self.tokens = TokenWriter(
@@ -131,7 +134,7 @@ class Host:
         if not service.wanted(self.settings):
             self.engine = Engine(self.settings, None, self._sockets)
             self.prompts = TextPrompts(self.engine.renderer)
-            work = []
+            work = await self._watch_fleet()
         else:
             work = await self._load_with_items(EmbeddingMemory(self.settings, self.id))
         if self.kv_events is not None:
@@ -151,8 +154,15 @@ class Host:
         except BaseException:
             memory.close()
             raise
-        self.prompts = self.items.prompts
+        self.prompts, self.fleet = self.items.prompts, self.items.fleet
         return work
+
+    async def _watch_fleet(self) -> list[Coroutine[Any, Any, None]]:
+        """A worker without items sees its fleet by itself: it may have to choose who decodes."""
+        settings = self.settings
+        self.fleet = FleetView(self.registry, settings.served_name, lambda _gone: None, settings.worker.heartbeat_s)
+        await self.fleet.refresh()
+        return [self.fleet.run()]
 
     @property
     def _sockets(self) -> Path | None:
@@ -187,6 +197,7 @@ class Host:
             metrics=self._metrics_url,
             fingerprint=self.items.fingerprint if self.items else "",
             spliceable=self.items.prompts.spliceable if self.items else False,
+            placeholders=self.items.placeholders if self.items else {},
             engine=self.engine.state(),
             started=self._started,
             in_flight=len(self.jobs),
