@@ -11,6 +11,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from api.migration import migrating
 from app import cancellation, keys
 from app.celery import DECODE_TASK, ENCODE_TASK, PREFILL_TASK
 from app.errors import BrokerUnavailable, DeadlineExceeded, Failure, RemoteFailure, WorkerLost
@@ -62,6 +63,7 @@ class Pipeline:
         reader: TokenReader,
         items: ItemIndex,
         redis: Any,
+        migration_limit: int,
     ) -> None:
         self._api = api
         self._model = model
@@ -73,14 +75,19 @@ class Pipeline:
         self._reader = reader
         self._items = items
         self._redis = redis
+        self._migration_limit = migration_limit
         self._ending: set[asyncio.Task[None]] = set()
 
-    async def stream(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+    def stream(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         """The job's deltas, in order; several at once when the reader has fallen behind.
 
         Raises NoWorker, BrokerUnavailable, or RemoteFailure with whatever ended the job. A caller that stops early
         cancels it.
         """
+        return migrating(self._run, job, self._migration_limit)
+
+    async def _run(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        """Once, on the workers that are chosen now."""
         decision = await self._decide(job)
         plan = decision.plan
         stream = self._reader.open(job.request_id, 0, frozenset(plan.workers))

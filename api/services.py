@@ -66,6 +66,7 @@ class Services:
             self.reader,
             ItemIndex(self.cache, self.fingerprint, settings.items),
             self.cache,
+            settings.api.migration_limit,
         )
         self.media = MediaMemory(settings) if settings.enable_multimodal else None
         self.intake = Intake(settings, self.media.holder if self.media else None, self.fingerprint)

@@ -131,6 +131,8 @@ class ApiSettings(Section):
     """Let the model choose whether it calls tools. Not given: where there is a parser for tool calls."""
     reasoning_parser: str | None = None
     """vLLM's parser for the model's reasoning, by its name; API and workers need the same one."""
+    migration_limit: int = Field(1, ge=0)
+    """How often a request whose worker died, and of which no token was sent yet, is placed on another one."""
     lease_s: float = Field(10.0, gt=0)
     """An API process without a heartbeat for so long counts as gone, and its requests are cancelled."""
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()

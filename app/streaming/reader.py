@@ -33,6 +33,7 @@ class RequestStream:
         self.attempt = attempt
         self.workers = workers
         self._expected = 0
+        self._speaker: Assignment | None = None
         self._ended = False
         self._ready: deque[Delta] = deque()
         self._wake: asyncio.Future[None] | None = None
@@ -41,8 +42,8 @@ class RequestStream:
         """Take a delta from the channel; another attempt's and those seen before are dropped."""
         if delta.attempt != self.attempt or (delta.seq < self._expected and delta.error is None):
             return
-        if not self._expected:
-            self.workers = frozenset({speaker})
+        if speaker != self._speaker:
+            self._speaker, self.workers = speaker, frozenset({speaker})
         if delta.seq > self._expected and delta.error is None:
             lost = TokensLost(f"part {self._expected} of the answer was lost between worker and API")
             delta = Delta(request=self.request_id, attempt=self.attempt, seq=delta.seq, error=lost.failure())

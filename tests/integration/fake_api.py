@@ -32,14 +32,16 @@ E, P, D = Role.ENCODE, Role.PREFILL, Role.DECODE
 class Api:
     """What api.services puts together, less HTTP and vLLM."""
 
-    def __init__(self, redis: Any, broker: Any = None) -> None:
+    def __init__(self, redis: Any, broker: Any = None, migration_limit: int = 0) -> None:
         self.redis = redis
         self.reader = TokenReader(redis, API, 200)
         self.fleet = FleetView(Registry(redis, 2.0), "m", lambda gone: self.pipeline.worker_lost(gone))
         router, reservations = RedisRouter(redis, RoutingSettings(), 60.0), Reservations(redis, 2.0)
         sender = TaskSender(broker or redis)
         self.items = ItemIndex(redis, FINGERPRINT, ItemSettings())
-        self.pipeline = Pipeline(API, "m", self.fleet, router, reservations, sender, self.reader, self.items, redis)
+        self.pipeline = Pipeline(
+            API, "m", self.fleet, router, reservations, sender, self.reader, self.items, redis, migration_limit
+        )
 
     async def clean(self, *workers: Assignment) -> None:
         """Nothing of any request is left behind."""
@@ -51,8 +53,8 @@ class Api:
 
 
 @asynccontextmanager
-async def serving(redis: Any, *workers: FakeWorker, broker: Any = None) -> AsyncIterator[Api]:
-    api = Api(redis, broker)
+async def serving(redis: Any, *workers: FakeWorker, broker: Any = None, migration_limit: int = 0) -> AsyncIterator[Api]:
+    api = Api(redis, broker, migration_limit)
     await redis.set(keys.api(API), "alive", ex=60)
     tasks = [asyncio.create_task(api.reader.run()), asyncio.create_task(api.fleet.run())]
     async with contextlib.AsyncExitStack() as stack:

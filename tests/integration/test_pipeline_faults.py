@@ -15,7 +15,7 @@ from app.messages import Assignment, DecodeTask
 from app.redis import connect
 from app.routing import Ask
 from tests.integration.fake_api import API, agg, answer, failure, job, serving, split
-from tests.integration.fake_worker import FakeWorker, silence
+from tests.integration.fake_worker import FakeWorker, count, silence
 from tests.messages import AGG, DECODE, PREFILL
 from tests.polling import until
 from tests.redis_server import free_port, redis_server
@@ -66,6 +66,41 @@ async def test_a_prefill_worker_that_dies_matters_until_the_decode_worker_speaks
             assert [delta.seq for delta in await asyncio.wait_for(anext(stream), 5)] == [1]
         await stream.aclose()
         await api.clean(PREFILL, DECODE)
+
+
+async def test_a_request_whose_worker_dies_unheard_goes_to_another(redis: Any) -> None:
+    async def first_dies(one: FakeWorker, task: DecodeTask) -> None:
+        if not dead:
+            dead.append(one)
+            await one.die()
+        else:
+            await count(one, task)
+
+    dead: list[FakeWorker] = []
+    other = Assignment(worker="agg@gpu9", incarnation="x")
+    one, two = agg(redis, first_dies), agg(redis, first_dies, other)
+    async with serving(redis, one, two, migration_limit=1) as api:
+        assert await answer(api, job(tokens=3)) == [0, 1, 2]
+        (living,) = {one, two} - {*dead}
+        assert [task.request_id for task in living.taken] == ["r~"]
+        await api.clean(AGG, other)
+        assert await cancellation.is_cancelled(redis, "r") and not await cancellation.is_cancelled(redis, "r~")
+
+
+async def test_it_does_not_go_on_for_ever_or_after_the_first_token(redis: Any) -> None:
+    async def die(one: FakeWorker, task: DecodeTask) -> None:
+        if task.params["max_tokens"] == 2:
+            one.say(task, 0)
+            await asyncio.sleep(0.1)
+        await one.die()
+
+    workers = [agg(redis, die, Assignment(worker=f"agg@gpu{at}", incarnation="x")) for at in range(4)]
+    async with serving(redis, *workers, migration_limit=1) as api:
+        assert (await failure(api, job(tokens=1))).code == "worker_lost"
+        assert sum(len(one.taken) for one in workers) == 2
+        assert (await failure(api, job("s", tokens=2))).code == "worker_lost"
+        assert sum(len(one.taken) for one in workers) == 3
+        await api.clean(*(one.assignment for one in workers))
 
 
 async def test_a_decode_worker_that_dies_before_it_speaks(redis: Any) -> None:

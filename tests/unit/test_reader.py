@@ -12,6 +12,7 @@ from app.messages import Assignment, Delta
 from app.streaming import RequestStream
 
 WORKER = Assignment(worker="w", incarnation="1")
+OTHER = Assignment(worker="o", incarnation="1")
 PLANNED = Assignment(worker="p", incarnation="1")
 LOST = Failure(503, "worker_lost", "gone")
 
@@ -132,3 +133,5 @@ async def test_whoever_speaks_is_whom_it_depends_on() -> None:
     assert one.workers == {PLANNED}, "another attempt's worker"
     one.feed(delta(0, attempt=1), WORKER)
     assert one.workers == {WORKER}
+    one.feed(delta(1, attempt=1), OTHER)
+    assert one.workers == {OTHER}, "what a prefill worker has to say comes before the answer"
