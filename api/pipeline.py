@@ -124,7 +124,7 @@ class Pipeline:
 
     def _note(self, stream: RequestStream, plan: Plan, deltas: list[Delta]) -> bool:
         """Whether these are the last. Once the decode worker speaks, nobody else matters any more."""
-        if deltas and not plan.aggregated and len(stream.workers) > 1:
+        if deltas and deltas[-1].answers and not plan.aggregated and len(stream.workers) > 1:
             stream.workers = frozenset({plan.decode})
         return bool(deltas) and deltas[-1].final
 

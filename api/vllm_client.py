@@ -165,6 +165,7 @@ class Outputs:
         steps = interleave(streams) if len(streams) > 1 else _one(streams[0])
         whole = self._params.output_kind == RequestOutputKind.FINAL_ONLY
         parts: dict[int, list[Delta]] = {index: [] for index in range(len(choices))}
+        early: dict[int, list[Delta]] = {}
         ended = 0
         try:
             async for index, deltas in steps:
@@ -173,6 +174,10 @@ class Outputs:
                 if whole:
                     parts[index] += deltas
                     continue
+                if not deltas[-1].answers:
+                    early[index] = deltas  # vLLM wants it with the first token
+                    continue
+                deltas = early.pop(index, []) + deltas
                 parts[index] = parts[index] or deltas[:1]
                 output = self._output(index, deltas, parts[index][0])
                 output.finished = ended == len(choices)

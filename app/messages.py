@@ -183,10 +183,14 @@ class PrefillTask(StageTask):
 
 
 class DecodeTask(StageTask):
-    """Generate. With `kv`, the prompt comes rendered and its blocks are pulled; without, this worker prefills too."""
+    """Generate. With `kv`, the prompt comes rendered and its blocks are pulled; without, this worker prefills too.
+
+    `seq` is the number of the first delta here: those before it came from the prefill worker.
+    """
 
     prompt: Prompt | RenderedPrompt
     kv: KVHandoff | None = None
+    seq: int = Field(0, ge=0)
 
     @property
     def expires_at(self) -> float:
@@ -208,7 +212,8 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     `seq` counts the deltas of an attempt from 0; one with an `error` ends the attempt whatever its number. The last one
     has a `finish_reason` or an `error`. `prompt_token_ids` comes with the first one when rendering changed the prompt,
-    `cached_tokens` with the first one.
+    `cached_tokens` with the first one. A first one without tokens is a prefill worker's, with what was asked about the
+    prompt.
     """
 
     request: str
@@ -229,6 +234,11 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     def final(self) -> bool:
         return self.finish_reason is not None or self.error is not None
 
+    @property
+    def answers(self) -> bool:
+        """Whether it is part of the answer, and so from the decode worker, or its end."""
+        return bool(self.token_ids) or self.final
+
 
 def joined(deltas: list[Delta]) -> Delta:
     """Deltas of one request that follow each other, as one with the number of the first."""
@@ -239,7 +249,7 @@ def joined(deltas: list[Delta]) -> Delta:
         seq=first.seq,
         token_ids=[token for delta in deltas for token in delta.token_ids],
         text="".join(delta.text for delta in deltas),
-        logprobs=None if first.logprobs is None else [one for delta in deltas for one in delta.logprobs or []],
+        logprobs=_joined_logprobs(deltas),
         prompt_logprobs=first.prompt_logprobs,
         prompt_token_ids=first.prompt_token_ids,
         media_tokens=first.media_tokens,
@@ -248,6 +258,12 @@ def joined(deltas: list[Delta]) -> Delta:
         stop_reason=last.stop_reason,
         error=last.error,
     )
+
+
+def _joined_logprobs(deltas: list[Delta]) -> list[list[TokenLogprob]] | None:
+    if all(delta.logprobs is None for delta in deltas):
+        return None
+    return [one for delta in deltas for one in delta.logprobs or []]
 
 
 class Batch(msgspec.Struct, omit_defaults=True):

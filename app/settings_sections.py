@@ -204,6 +204,9 @@ class ItemSettings(Section):
 class StreamSettings(Section):
     replay_batches: int = Field(2000, ge=10)
     """Token batches kept for each API process to refill gaps from."""
+    max_prompt_logprobs: int = Field(100_000, ge=1)
+    """Most log-probabilities of prompt tokens in one answer, prompt tokens times (`prompt_logprobs` + 1); more get 400.
+    They travel in one message, of about 40 bytes each."""
 
 
 class FlowerSettings(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -67,8 +68,8 @@ def test_an_answer_to_a_prompt_that_no_vocabulary_has(stack: Stack) -> None:
     assert stack.client.completions.create(model="tiny", prompt=[5], max_tokens=2).choices
 
 
-def test_echo_scores_the_prompt(agg: Stack) -> None:
-    answer = agg.client.completions.create(prompt="Two children play", echo=True, logprobs=2, max_tokens=2, **GREEDY)
+def test_echo_scores_the_prompt(stack: Stack) -> None:
+    answer = stack.client.completions.create(prompt="Two children play", echo=True, logprobs=2, max_tokens=2, **GREEDY)
     choice = answer.choices[0]
     assert choice.text.startswith("Two children play") and choice.logprobs is not None
     assert answer.usage is not None and choice.logprobs.tokens is not None
@@ -76,6 +77,33 @@ def test_echo_scores_the_prompt(agg: Stack) -> None:
     assert choice.logprobs.token_logprobs is not None
     first, *rest = choice.logprobs.token_logprobs
     assert first is None and all(one <= 0 for one in rest)
+
+
+@pytest.mark.parametrize("topology", ["pd", "e_p_d"])
+def test_scores_of_the_prompt_are_those_of_agg(stacks: Mapping[str, Stack], topology: str) -> None:
+    """Twice: the second time its blocks are cached, and must not be used."""
+
+    def scored(stack: Stack) -> list[dict[str, float]]:
+        answer = post(stack, "/v1/chat/completions", messages=asked_of(23), max_tokens=3, prompt_logprobs=1, **GREEDY)
+        found = answer.json()
+        assert answer.status_code == 200 and found["usage"]["completion_tokens"] == 3, found
+        scores = found["prompt_logprobs"]
+        assert len(scores) == found["usage"]["prompt_tokens"] and scores[0] is None
+        return [{token: one["logprob"] for token, one in place.items()} for place in scores[1:]]
+
+    expected = scored(stacks["agg"])
+    for _ in range(2):
+        for here, there in zip(scored(stacks[topology]), expected, strict=True):
+            shared = here.keys() & there.keys()
+            assert shared and all(here[token] == pytest.approx(there[token], abs=1e-3) for token in shared)
+
+
+def test_more_scores_than_one_message_may_hold_are_refused(stack: Stack) -> None:
+    ask = {"prompt": [5] * 1000, "echo": True, "max_tokens": 1, **GREEDY}
+    refused = post(stack, "/v1/completions", logprobs=10, **ask)
+    assert refused.status_code == 400
+    assert "stream.max_prompt_logprobs allows (10000)" in refused.json()["error"]["message"]
+    assert post(stack, "/v1/completions", logprobs=9, **ask).status_code == 200
 
 
 def test_responses_say_what_chat_says(stack: Stack) -> None:

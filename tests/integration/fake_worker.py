@@ -33,12 +33,13 @@ async def count(one: "FakeWorker", task: DecodeTask) -> None:
         await asyncio.sleep(0)
 
 
-async def hand_on(one: "FakeWorker", task: PrefillTask) -> None:
+async def hand_on(one: "FakeWorker", task: PrefillTask, seq: int = 0) -> None:
     """Give the request to its decode worker, as if its blocks were filled."""
     decode = DecodeTask(
         **task.model_dump(exclude={"prompt"}),
         prompt=RenderedPrompt(token_ids=task.prompt.token_ids),
         kv=KVHandoff(params={"from": one.assignment.worker}, expires_at=time.time() + 60),
+        seq=seq,
     )
     queue = keys.worker_queue(Role.DECODE, task.plan.decode.worker)
     await one.sender.send(DECODE_TASK, decode, queue)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from app.errors import InvalidRequest, KVLeaseExpired
+from app.errors import KVLeaseExpired
 from app.messages import DecodeTask, Delta, RenderedPrompt, joined
 from workers.host import Host
 from workers.items.ready import Ready
@@ -51,14 +51,14 @@ async def _deltas(host: Host, task: DecodeTask, ready: Ready, kv: dict[str, Any]
     """The engine's steps; the first one with what the API cannot know of the prompt."""
     from workers import outputs, rendered
 
-    seq = 0
+    seq = task.seq
     async for output in host.engine.generate(ready.engine_input, task, kv):
         delta = outputs.delta(output, task.request_id, task.attempt, seq)
         if seq == 0 and ready.prompt.items:
             delta.prompt_token_ids = ready.prompt.token_ids
             delta.media_tokens = rendered.media_tokens(ready.engine_input)
         yield delta
-        if seq == 0:
+        if seq == task.seq:
             await ready.encoded()
         seq += 1
 
@@ -90,8 +90,6 @@ def _reach(host: Host, task: DecodeTask, ready: Ready) -> int:
 def _blocks(task: DecodeTask) -> dict[str, Any] | None:
     if task.kv is None:
         return None
-    if task.params.get("prompt_logprobs") is not None:
-        raise InvalidRequest("prompt_logprobs needs a worker that prefills and decodes", param="prompt_logprobs")
     if time.time() > task.kv.expires_at:
         raise KVLeaseExpired("the request waited longer for its decode worker than prefilled KV blocks are kept")
     return task.kv.params
