@@ -27,6 +27,13 @@ TOKEN_GAPS = Gauge(
     "trivet_token_gaps", "Gaps in the token stream that were refilled or ended a request.", registry=REGISTRY
 )
 
+GRAMMARS = Counter(
+    "trivet_grammars",
+    "Schemas and grammars of requests: compiled, known, refused, too_slow or too_large.",
+    ["outcome"],
+    registry=REGISTRY,
+)
+
 
 def render() -> bytes:
     return generate_latest(REGISTRY)

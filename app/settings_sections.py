@@ -129,6 +129,8 @@ class ApiSettings(Section):
     """vLLM's parser for the model's tool calls, by its name; the one that the model tells when not given."""
     enable_auto_tool_choice: bool | None = None
     """Let the model choose whether it calls tools. Not given: where there is a parser for tool calls."""
+    grammar_timeout_s: float = Field(5.0, gt=0)
+    """Longest compiling of a request's JSON schema, regex or grammar; one that takes longer gets 400."""
     reasoning_parser: str | None = None
     """vLLM's parser for the model's reasoning, by its name; API and workers need the same one."""
     lease_s: float = Field(10.0, gt=0)

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from app.errors import EncodeFailed, EngineFailed, InvalidRequest, WorkerLost
 from app.messages import StageTask
 from app.registry import EngineState
@@ -108,7 +106,7 @@ class Engine:
             raise EncodeFailed(f"the engine could not encode the item ({reason}; see the worker's log)")
 
     async def prefill(self, engine_input: Any, task: StageTask) -> Prefilled:
-        """Fill the KV cache. For log-probabilities of the prompt vLLM computes all of it, and reads no cached blocks."""
+        """Fill the KV cache. For log-probabilities of the prompt vLLM computes all of it, cached or not."""
         params = _params(task.params)
         self._check(params, engine_input)
         # What is sampled here is thrown away, so nothing that shapes sampling has a place here.
@@ -170,15 +168,6 @@ class Engine:
         self._llm.shutdown(timeout=1)
 
 
-def _params(values: dict[str, Any]) -> Any:
-    from vllm import SamplingParams
-
-    try:
-        return msgspec.convert(values, SamplingParams, strict=False)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise InvalidRequest(f"sampling parameters: {error}") from error
-
-
 def _steps_of(kind: Any) -> Any:
     from vllm.sampling_params import RequestOutputKind
 
@@ -189,3 +178,9 @@ def _final_only() -> Any:
     from vllm.sampling_params import RequestOutputKind
 
     return RequestOutputKind.FINAL_ONLY
+
+
+def _params(values: dict[str, Any]) -> Any:
+    from workers import vllm_sampling
+
+    return vllm_sampling.params(values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -183,6 +184,22 @@ def test_what_is_no_grammar_is_refused_and_the_engine_lives(stack: Stack, wrong:
     with pytest.raises(BadRequestError):
         stack.client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=4, **wrong)
     assert stack.client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=4).choices
+
+
+def test_a_schema_that_takes_too_long_to_compile_is_refused_and_holds_nobody_up(stack: Stack) -> None:
+    """Compiling it takes a minute. It is tried where it can be stopped, and no engine hears of it."""
+    long = {"enum": ["x" * 20 + str(number) for number in range(15000)]}
+    form = {"type": "json_schema", "json_schema": {"name": "it", "schema": long}}
+    ask: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "max_tokens": 4}
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(post, stack, "/v1/chat/completions", response_format=form, **ask)
+        served = 0
+        while not slow.done():
+            assert stack.client.chat.completions.create(**ask).choices
+            served += 1
+        answer = slow.result()
+    assert answer.status_code == 400 and "api.grammar_timeout_s" in answer.json()["error"]["message"]
+    assert served > 3
 
 
 def test_logprobs_are_those_of_the_stream(stack: Stack) -> None:
