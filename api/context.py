@@ -6,8 +6,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from app.errors import Failure
+
+if TYPE_CHECKING:
+    from api.timings import Timings
 
 log = logging.getLogger(__name__)
 
@@ -17,13 +21,15 @@ class RequestContext:
     """`deadline` is in unix seconds, `tenant` tells whose key came with the request. `failure` is what ended it, for
     the route to put into words.
 
-    `media_tokens` is filled with the first output: how many tokens a medium takes, only the worker knows.
+    `media_tokens` is filled with the first output: how many tokens a medium takes, only the worker knows. `timings` are
+    there if the client asks for them.
     """
 
     request_id: str
     deadline: float
     tenant: str = ""
     failure: Failure | None = None
+    timings: Timings | None = None
     media_tokens: dict[str, int] = field(default_factory=dict)
     on_close: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 

@@ -21,6 +21,7 @@ from api.context import RequestContext
 from api.disconnect import ClientGone, unless_disconnected
 from api.ending import to_the_end
 from api.services import Services
+from api.timings import HEADER, Timings
 from app.errors import DeadlineExceeded, Failure, InvalidRequest, RemoteFailure, TrivetError
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,8 @@ async def answer(request: Request, generation: Generation) -> Response:
     """
     services: Services = request.app.state.services
     tenant = getattr(request.state, "tenant", "")
-    asked = RequestContext(request.state.request_id, _deadline(services, request), tenant)
+    timings = Timings() if request.headers.get(HEADER) == "1" else None
+    asked = RequestContext(request.state.request_id, _deadline(services, request), tenant, timings=timings)
     ticket = Ticket(services)
     try:
         body = await json_object(request, asked.deadline)
@@ -85,9 +87,13 @@ async def answer(request: Request, generation: Generation) -> Response:
         if isinstance(found, Response):
             await asked.close()
             ticket.close("ok")
+            if timings is not None:
+                found.headers[HEADER] = timings.text()
             return found
         ticket.first_frame()
         stream = _stream(*found, asked, ticket, generation)
+        if timings is not None:
+            stream = timings.told(stream)
         return StreamingResponse(stream, headers=STREAM_HEADERS, media_type="text/event-stream")
     except (ClientGone, ClientDisconnect):
         ticket.close("cancelled")

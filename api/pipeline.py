@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,10 @@ CLEAN_UP_FOR_S = 30.0
 
 @dataclass(frozen=True)
 class Job:
-    """A request to run. `params` is vLLM's SamplingParams as builtins; `deadline` is in unix seconds."""
+    """A request to run. `params` is vLLM's SamplingParams as builtins; `deadline` is in unix seconds.
+
+    `on_plan` is told who runs it, and asks the stages for timings.
+    """
 
     request_id: str
     prompt: Prompt
@@ -39,6 +42,7 @@ class Job:
     priority: int = 0
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
+    on_plan: Callable[[Plan], None] | None = None
 
 
 class Pipeline:
@@ -72,6 +76,8 @@ class Pipeline:
         cancels it.
         """
         plan = await self._plan(job)
+        if job.on_plan is not None:
+            job.on_plan(plan)
         stream = self._reader.open(job.request_id, 0, frozenset(plan.workers))
         overdue = DeadlineExceeded("the request's deadline passed").failure()
         timer = asyncio.get_running_loop().call_later(max(0.0, job.deadline - time.time()), stream.fail, overdue)
@@ -157,6 +163,7 @@ class Pipeline:
             "priority": job.priority,
             "reasoning_ended": job.reasoning_ended,
             "reasoning_parser_kwargs": job.reasoning_parser_kwargs,
+            "timings": job.on_plan is not None,
         }
         if plan.aggregated:
             queue = keys.worker_queue(Role.DECODE, plan.decode.worker)

@@ -167,7 +167,9 @@ class Outputs:
             await one.aclose()
 
     def _stream(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        return self._tried(job) if self._params.structured_outputs else self._pipeline.stream(job)
+        choose = self._tried if self._params.structured_outputs else self._pipeline.stream
+        timings = self._context.timings
+        return choose(job) if timings is None else timings.stream(job, choose)
 
     async def _tried(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         """The job's deltas, once it is known that an engine can compile its grammar."""

@@ -167,13 +167,20 @@ class EncodeTask(Task):
 
 
 class StageTask(Task):
-    """What prefill and decode know of a request. `params` is vLLM's SamplingParams as builtins."""
+    """What prefill and decode know of a request. `params` is vLLM's SamplingParams as builtins.
+
+    With `timings`, the stages measure: `measured` has milliseconds, each by one host's clock, of what came before
+    (`queue`, `encode`, `prefill`, `transfer`, `decode`), and in `encoded_items` how many items were encoded with the
+    prompt.
+    """
 
     plan: Plan
     params: dict[str, Any]
     priority: int = 0
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
+    timings: bool = False
+    measured: dict[str, float] = {}
 
 
 class PrefillTask(StageTask):
@@ -211,9 +218,9 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What one engine step added to one request.
 
     `seq` counts the deltas of an attempt from 0; one with an `error` ends the attempt whatever its number. The last one
-    has a `finish_reason` or an `error`. `prompt_token_ids` comes with the first one when rendering changed the prompt,
-    `cached_tokens` with the first one. A first one without tokens is a prefill worker's, with what was asked about the
-    prompt.
+    has a `finish_reason` or an `error`, and what was `measured` (see StageTask). `prompt_token_ids` comes with the
+    first one when rendering changed the prompt, `cached_tokens` with the first one. A first one without tokens is a
+    prefill worker's, with what was asked about the prompt.
     """
 
     request: str
@@ -226,6 +233,7 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     prompt_token_ids: list[int] | None = None
     media_tokens: dict[str, int] | None = None
     cached_tokens: int | None = None
+    measured: dict[str, float] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: Failure | None = None
@@ -254,6 +262,7 @@ def joined(deltas: list[Delta]) -> Delta:
         prompt_token_ids=first.prompt_token_ids,
         media_tokens=first.media_tokens,
         cached_tokens=first.cached_tokens,
+        measured=last.measured,
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         error=last.error,

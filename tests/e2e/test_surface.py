@@ -212,6 +212,39 @@ def test_logprobs_are_those_of_the_stream(stack: Stack) -> None:
     assert all(len(one.top_logprobs) == 3 for one in whole)
 
 
+TIMED = {"X-Trivet-Timings": "1"}
+
+
+@pytest.mark.parametrize("topology", ["agg", "pd", "e_p_d"])
+def test_timings_say_who_did_what(stacks: Mapping[str, Stack], topology: str) -> None:
+    stack = stacks[topology]
+
+    def timed(**more: Any) -> dict[str, Any]:
+        body = {"messages": asked_of(24), "max_tokens": 8, "ignore_eos": True, **GREEDY, **more}
+        answer = httpx.post(f"{stack.base_url}/v1/chat/completions", json=body, headers=TIMED, timeout=120)
+        if more:
+            (found,) = [line for line in answer.text.splitlines() if line.startswith(": trivet-timings ")]
+            return dict(json.loads(found.removeprefix(": trivet-timings ")))
+        return dict(json.loads(answer.headers["x-trivet-timings"]))
+
+    first, again = timed(), timed(stream=True)
+    kinds = {role: {name.partition("@")[0] for name in names} for role, names in first["workers"].items()}
+    split = topology != "agg"
+    assert kinds == {
+        "encode": {"encode"} if topology == "e_p_d" else set(),
+        "prefill": {"prefill" if split else "agg"},
+        "decode": {"decode" if split else "agg"},
+    }
+    assert (first["items"], first["embedding_hits"]) == (1, 0)
+    assert (again["items"], again["embedding_hits"]) == (1, 1) and again["cached_tokens"] >= first["cached_tokens"]
+    for one in (first, again):
+        stages = [one[f"{stage}_ms"] for stage in ("queue", "encode", "prefill", "transfer", "decode", "other")]
+        assert all(stage >= 0 for stage in stages)
+        assert sum(stages) == pytest.approx(one["total_ms"], abs=0.1)
+        assert one["prefill_ms"] > 0 and one["decode_ms"] > 0 and (one["transfer_ms"] > 0) == split
+    assert "x-trivet-timings" not in stack.post({"messages": QUESTION, "max_tokens": 1, **GREEDY}).headers
+
+
 def test_one_model(stack: Stack) -> None:
     assert stack.client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(NotFoundError):

@@ -13,6 +13,7 @@ from app.messages import (
     DecodeTask,
     Delta,
     EncodeTask,
+    Plan,
     PrefillTask,
     Prompt,
     RenderedPrompt,
@@ -70,6 +71,17 @@ async def test_what_the_prefill_worker_says_of_the_prompt_comes_first(redis: Any
             heard += deltas
         assert [(one.seq, one.prompt_logprobs) for one in heard] == [(0, scores), (1, None)]
         await api.clean(PREFILL, DECODE)
+
+
+async def test_who_asks_for_timings_hears_of_the_plan(redis: Any) -> None:
+    plans: list[Plan] = []
+    prefill, decode = split(redis)
+    async with serving(redis, prefill, decode) as api:
+        await answer(api, job("timed", on_plan=plans.append))
+        await answer(api, job("plain"))
+        (plan,) = plans
+        assert (plan.prefill, plan.decode) == (PREFILL, DECODE)
+        assert [task.timings for task in decode.taken if isinstance(task, DecodeTask)] == [True, False]
 
 
 async def test_encode_tasks_go_out_with_the_prefill_task(redis: Any) -> None:

@@ -12,17 +12,21 @@ from app.roles import Role
 from workers.engine import Prefilled
 from workers.host import Host
 from workers.items.ready import Ready
+from workers.watch import Watch
 
 #: Blocks are not read this close to the end of their lease: the read itself takes time.
 LEASE_MARGIN_S = 5.0
 
 
 async def run(host: Host, task: PrefillTask) -> None:
+    watch = Watch(task)
     async with host.prompts.ready(task, task.prompt) as ready:
+        watch.prepared(ready)
         prefilled = await host.engine.prefill(ready.engine_input, task)
+        watch.engine(prefilled.stats, pulled=False)
         # From here on the blocks are held; a request cancelled now is handed on all the same, for the decode worker
         # to free them.
-        await asyncio.shield(_hand_on(host, task, ready, prefilled))
+        await asyncio.shield(_hand_on(host, task, ready, prefilled, watch))
         await ready.encoded()
 
 
@@ -30,11 +34,12 @@ async def refuse(host: Host, task: PrefillTask) -> None:
     """The request is over before it began here, and holds nothing yet."""
 
 
-async def _hand_on(host: Host, task: PrefillTask, ready: Ready, prefilled: Prefilled) -> None:
+async def _hand_on(host: Host, task: PrefillTask, ready: Ready, prefilled: Prefilled, watch: Watch) -> None:
     expires_at = time.time() + host.settings.engine.kv_lease_s - LEASE_MARGIN_S
     said = await _say_of_the_prompt(host, task, ready, prefilled)
     handoff = KVHandoff(params=prefilled.kv, expires_at=expires_at)
-    decode = DecodeTask(**task.model_dump(exclude={"prompt"}), prompt=ready.prompt, kv=handoff, seq=said)
+    common = task.model_dump(exclude={"prompt"}) | {"measured": watch.measured if task.timings else {}}
+    decode = DecodeTask(**common, prompt=ready.prompt, kv=handoff, seq=said)
     await host.sender.send(DECODE_TASK, decode, keys.worker_queue(Role.DECODE, task.plan.decode.worker))
     await host.unplace(task.request_id)
 
