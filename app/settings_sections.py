@@ -144,7 +144,7 @@ class ApiSettings(Section):
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Web sites whose pages may use the API, comma-separated origins: `https://chat.example.com`; `*` is every one."""
     sse_keep_alive_s: float = Field(15.0, ge=0)
-    """After so many seconds of silence within a stream, between two events, a comment (`: ping`) is sent; 0: never."""
+    """After so many seconds of silence in a stream, before its first event too, a comment (`: ping`) is sent; 0: never."""
 
     @field_validator("api_keys", "cors_origins", mode="before")
     @classmethod
