@@ -6,10 +6,14 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from api import metrics
 from app.errors import Failure
 from app.routing import Decision
+
+if TYPE_CHECKING:
+    from api.timings import Timings
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +24,8 @@ class RequestContext:
     the route to put into words.
 
     `media_tokens` is filled with the first output: how many tokens a medium takes, only the worker knows. `session` and
-    `priority` are for the router, which answers with `decisions`, one for each choice of the answer.
+    `priority` are for the router, which answers with `decisions`, one for each choice of the answer. `timings` are
+    there if the client asks for them.
     """
 
     request_id: str
@@ -29,6 +34,7 @@ class RequestContext:
     session: str = ""
     priority: int = 0
     failure: Failure | None = None
+    timings: Timings | None = None
     media_tokens: dict[str, int] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     on_close: list[Callable[[], Awaitable[None]]] = field(default_factory=list)

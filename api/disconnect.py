@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 
@@ -17,19 +16,24 @@ class ClientGone(Exception):
     code = "cancelled"
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. ClientGone, and `work` cancelled, when the client leaves. The body must have been read."""
-    task = asyncio.create_task(work)
+async def unless_disconnected(request: Request, task: asyncio.Task[T], timeout_s: float | None = None) -> bool:
+    """Wait for the task; False if that takes longer than `timeout_s`, and then it goes on.
+
+    ClientGone, and the task cancelled, when the client leaves. The body must have been read.
+    """
     gone = asyncio.create_task(_disconnected(request))
+    goes_on = False
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGone
+        done, _ = await asyncio.wait({task, gone}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        goes_on = not done
+        if gone in done and task not in done:
+            raise ClientGone
+        return not goes_on
     finally:
-        for one in (task, gone):
+        ending = (gone,) if goes_on else (task, gone)
+        for one in ending:
             one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
 
 
 async def _disconnected(request: Request) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import aclosing
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import orjson
@@ -14,13 +16,16 @@ from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from api import context, errors, media_parts, route_headers, vllm_serving
 from api.admission import Ticket
 from api.context import RequestContext
 from api.disconnect import ClientGone, unless_disconnected
 from api.ending import to_the_end
+from api.middleware.keep_alive import PING
 from api.services import Services
+from api.timings import HEADER, Timings
 from app.errors import DeadlineExceeded, Failure, InvalidRequest, RemoteFailure, TrivetError
 
 log = logging.getLogger(__name__)
@@ -46,6 +51,8 @@ class Generation:
 
     #: Where the endpoint's bodies have media.
     shape: ClassVar[media_parts.Shape] = media_parts.NONE
+    #: Whether it answers as a stream where the body says `stream`.
+    streams: ClassVar[bool] = True
     #: How a frame begins that has vLLM's own account of an error in it.
     error_head: ClassVar[str] = 'data: {"error"'
 
@@ -72,31 +79,38 @@ class Generation:
 async def answer(request: Request, generation: Generation) -> Response:
     """Run the request, under its deadline and for as long as its client stays.
 
-    A stream's status is sent with its first frame, so that an error before any token has a status of its own.
+    A stream's status is sent with its first frame, so that an error before any token has a status of its own; or with a
+    comment, where that takes long, for whoever closes silent connections.
     """
     services: Services = request.app.state.services
     tenant = getattr(request.state, "tenant", "")
+    timings = Timings() if request.headers.get(HEADER) == "1" else None
     asked = RequestContext(
         request.state.request_id,
         _deadline(services, request),
         tenant,
         route_headers.session(request),
         route_headers.priority(request),
+        timings=timings,
     )
     ticket = Ticket(services)
     try:
         body = await json_object(request, asked.deadline)
         context.enter(asked)
-        found = await unless_disconnected(request, _begin(services, asked, body, generation))
+        begun = asyncio.create_task(_begin(services, asked, body, generation))
+        if not await unless_disconnected(request, begun, _patience(services, body, generation)):
+            return Stream(_late(begun, asked, ticket, generation), begun, asked, ticket)
+        found = begun.result()
         explained = route_headers.explained(services.settings.api, request, asked.decisions)
         if isinstance(found, Response):
             await asked.close()
             ticket.close("ok")
             found.headers.update(explained)
+            if timings is not None:
+                found.headers[HEADER] = timings.text()
             return found
         ticket.first_frame()
-        stream = _stream(*found, asked, ticket, generation)
-        return StreamingResponse(stream, headers=STREAM_HEADERS | explained, media_type="text/event-stream")
+        return Stream(_stream(*found, asked, ticket, generation), begun, asked, ticket, explained)
     except (ClientGone, ClientDisconnect):
         ticket.close("cancelled")
         await asked.close()
@@ -105,6 +119,35 @@ async def answer(request: Request, generation: Generation) -> Response:
         ticket.close(_outcome(error))
         await asked.close()
         raise
+
+
+def _patience(services: Services, body: dict[str, Any], generation: Generation) -> float | None:
+    """How long a first frame may take before the stream begins without it, in seconds."""
+    return services.settings.api.sse_keep_alive_s or None if generation.streams and body.get("stream") else None
+
+
+class Stream(StreamingResponse):
+    """An answer in events. Whichever way it ends, nothing of the request goes on: a generator that was never begun,
+    since the client left before, ends nothing by itself."""
+
+    def __init__(
+        self,
+        frames: Frames,
+        begun: asyncio.Task[Any],
+        asked: RequestContext,
+        ticket: Ticket,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        told = frames if asked.timings is None else asked.timings.told(frames)
+        super().__init__(told, headers={**STREAM_HEADERS, **headers}, media_type="text/event-stream")
+        self._begun, self._asked, self._ticket = begun, asked, ticket
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._ticket.close("cancelled")
+            await to_the_end(_abandon(self._begun, self._asked))
 
 
 async def _begin(
@@ -143,6 +186,31 @@ async def _within(deadline: float, work: Coroutine[Any, Any, T]) -> T:
     if limit.expired():
         raise DeadlineExceeded("the request's deadline passed")
     return found
+
+
+async def _late(
+    begun: asyncio.Task[Response | tuple[Frame, Frames]], asked: RequestContext, ticket: Ticket, generation: Generation
+) -> Frames:
+    """A stream whose first frame took longer than its client's way here may be silent. Further comments are sent as in
+    any silent stream (see KeepAlive)."""
+    try:
+        yield PING.decode()
+        found = await begun
+        assert not isinstance(found, Response), "it was asked for a stream"
+        ticket.first_frame()
+        async with aclosing(_stream(*found, asked, ticket, generation)) as stream:
+            async for frame in stream:
+                yield frame
+    except Exception as error:
+        failure = failure_of(_as_failure(asked, error))
+        ticket.close(failure.code)
+        yield generation.failed(failure)
+
+
+async def _abandon(begun: asyncio.Task[Any], asked: RequestContext) -> None:
+    begun.cancel()
+    await asyncio.gather(begun, return_exceptions=True)
+    await asked.close()
 
 
 async def _stream(

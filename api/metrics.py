@@ -47,5 +47,13 @@ def routed(reasons: Explanation) -> None:
     OVERLAP_BLOCKS.inc(max(reasons.chosen.held, reasons.chosen.predicted))
 
 
+GRAMMARS = Counter(
+    "trivet_grammars",
+    "Schemas and grammars of requests: compiled, known, refused, too_slow or too_large.",
+    ["outcome"],
+    registry=REGISTRY,
+)
+
+
 def render() -> bytes:
     return generate_latest(REGISTRY)

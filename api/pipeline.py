@@ -22,7 +22,7 @@ from app.roles import Role
 from app.routing import Ask, Decision, Explanation, Reservations, Router
 from app.routing.view import Views
 from app.sender import TaskSender
-from app.streaming import TokenReader
+from app.streaming import RequestStream, TokenReader
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class Job:
     """A request to run. `params` is vLLM's SamplingParams as builtins; `deadline` is in unix seconds.
 
     `session` names the talk that the request belongs to, `tenant` whose it is. `on_decision` hears where it goes.
+    `on_plan` is told who runs it, once more when the decode worker is known, and asks the stages for timings.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class Job:
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
     on_decision: Callable[[Decision], None] | None = None
+    on_plan: Callable[[Plan], None] | None = None
 
 
 class Pipeline:
@@ -90,6 +92,8 @@ class Pipeline:
         """Once, on the workers that are chosen now."""
         decision = await self._decide(job)
         plan = decision.plan
+        if job.on_plan is not None:
+            job.on_plan(plan)
         stream = self._reader.open(job.request_id, 0, frozenset(plan.workers))
         overdue = DeadlineExceeded("the request's deadline passed").failure()
         timer = asyncio.get_running_loop().call_later(max(0.0, job.deadline - time.time()), stream.fail, overdue)
@@ -98,14 +102,14 @@ class Pipeline:
             for gone in filter(self._fleet.is_lost, plan.workers):
                 self.worker_lost(gone)  # while it was chosen
             await self._send(job, decision)
-            prefilled = not plan.aggregated
+            answered = False
             while not done:
                 deltas = await stream.get()
                 failure = deltas.pop().error if deltas[-1].error is not None else None
                 done = bool(deltas) and deltas[-1].final
-                if not prefilled and not done:
-                    self._spawn(self._note_prefilled(job))
-                    prefilled = True
+                if not answered and deltas and deltas[-1].answers:
+                    answered = True
+                    self._answering(job, plan, stream)
                 if deltas:
                     yield deltas
                 if failure is not None:
@@ -180,6 +184,14 @@ class Pipeline:
 
         await _insist(fail, f"what was placed on {gone.worker} is not known, and ends with its deadline")
 
+    def _answering(self, job: Job, plan: Plan, stream: RequestStream) -> None:
+        """The first token is here: who decodes is known, and what was to prefill is done."""
+        if plan.aggregated:
+            self._spawn(self._note_prefilled(job))
+        elif job.on_plan is not None:
+            (decoder,) = stream.workers
+            job.on_plan(plan.model_copy(update={"decode": decoder}))
+
     async def _note_prefilled(self, job: Job) -> None:
         try:
             await self._reservations.prefilled(self._api, job.request_id)
@@ -218,6 +230,7 @@ class Pipeline:
             "tenant": job.tenant,
             "reasoning_ended": job.reasoning_ended,
             "reasoning_parser_kwargs": job.reasoning_parser_kwargs,
+            "timings": job.on_plan is not None,
         }
         if plan.aggregated:
             queue = keys.worker_queue(Role.DECODE, plan.prefill.worker)

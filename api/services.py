@@ -15,6 +15,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from api.grammars import Grammars
 from api.intake import Intake
 from api.media_memory import MediaMemory
 from api.pipeline import Pipeline
@@ -70,6 +71,7 @@ class Services:
         )
         self.media = MediaMemory(settings) if settings.enable_multimodal else None
         self.intake = Intake(settings, self.media.holder if self.media else None, self.fingerprint)
+        self.grammars = Grammars(settings)
         self.in_flight = 0
         self._strangers: set[str] = set()
         self._background: list[asyncio.Task[None]] = []
@@ -85,7 +87,7 @@ class Services:
         if self.media is not None:
             await self.media.start()
         # Not in a thread: vLLM's config and renderer belong to the thread that uses them.
-        self.serving = Serving(self.settings, self.pipeline)
+        self.serving = Serving(self.settings, self.pipeline, self.grammars.known)
         await self._announce()
         self._background = [
             self._spawn(self._heartbeat()),
@@ -104,6 +106,7 @@ class Services:
                 last.push_async_callback(self.media.close)
             if hasattr(self, "serving"):
                 last.callback(self.serving.shutdown)
+            last.push_async_callback(self.grammars.close)
             last.push_async_callback(self._leave)
             last.push_async_callback(self.pipeline.settle, 2.0)
 

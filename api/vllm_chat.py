@@ -12,7 +12,7 @@ from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GenerationError
 
-from api import fast_lane
+from api import fast_lane, final_chunk
 from api.context import current
 from api.service_tier import tiered
 from api.vllm_client import MEDIA
@@ -41,7 +41,7 @@ class Chat(MediaTokens):
             slow = super().chat_completion_stream_generator(
                 request, result_generator, request_id, model_name, *args, **kwargs
             )
-            return tiered(slow, request)
+            return tiered(final_chunk.alone(slow) if request.tools else slow, request)
         usage = bool(request.stream_options and request.stream_options.include_usage)
         role = self.get_chat_request_role(request)
         writer = fast_lane.Writer(request_id, model_name, role, self.system_fingerprint, usage=usage)

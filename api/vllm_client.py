@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -12,17 +13,18 @@ from typing import Any
 import msgspec
 from vllm.engine.protocol import EngineClient
 from vllm.exceptions import GenerationError
-from vllm.logprobs import Logprob
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import RequestOutput
 from vllm.renderers.registry import renderer_from_config
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
 
+from api import vllm_grammars, vllm_outputs
 from api.context import RequestContext, current
 from api.fanout import interleave
+from api.grammars import Known
 from api.pipeline import Job, Pipeline
 from app.errors import InvalidRequest, TrivetError
-from app.messages import Delta, MediaRef, Prompt, TokenLogprob, joined
+from app.messages import Delta, MediaRef, Prompt, joined
 
 #: Where the engine input carries the references of a prompt's media.
 MEDIA = "trivet_media"
@@ -41,7 +43,7 @@ class PipelineClient(EngineClient):
 
     is_running, is_stopped, errored = True, False, False
 
-    def __init__(self, config: Any, pipeline: Pipeline) -> None:
+    def __init__(self, config: Any, pipeline: Pipeline, grammars: Known) -> None:
         self.vllm_config = config
         self.model_config = config.model_config
         self.renderer = renderer_from_config(config)
@@ -49,6 +51,7 @@ class PipelineClient(EngineClient):
         self.renderer._process_multimodal_async = _references
         self.input_processor = InputProcessor(config, self.renderer)
         self._pipeline = pipeline
+        self._grammars = grammars
 
     def generate(
         self,
@@ -78,7 +81,9 @@ class PipelineClient(EngineClient):
             reasoning_parser_kwargs=reasoning_parser_kwargs,
             on_decision=context.decided,
         )
-        outputs = Outputs(self._pipeline, context, job, sampling_params, request_id, prompt.get("prompt"))
+        outputs = Outputs(
+            self._pipeline, self._grammars, context, job, sampling_params, request_id, prompt.get("prompt")
+        )
         context.on_close.append(outputs.aclose)
         return outputs  # type: ignore[return-value]  # vLLM only iterates over it
 
@@ -114,6 +119,7 @@ class Outputs:
     def __init__(
         self,
         pipeline: Pipeline,
+        grammars: Known,
         context: RequestContext,
         job: Job,
         params: SamplingParams,
@@ -122,6 +128,7 @@ class Outputs:
     ) -> None:
         self.job = job
         self._pipeline = pipeline
+        self._grammars = grammars
         self._context = context
         self._params = params
         self._request_id = request_id
@@ -132,7 +139,7 @@ class Outputs:
 
     def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """The only choice's deltas, as they come."""
-        steps = self._pipeline.stream(_choices(self.job, self._params)[0])
+        steps = self._stream(_choices(self.job, self._params)[0])
         self._open.append(steps)
         return steps
 
@@ -158,12 +165,28 @@ class Outputs:
         for one in reversed(self._open):
             await one.aclose()
 
+    def _stream(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        choose = self._tried if self._params.structured_outputs else self._pipeline.stream
+        timings = self._context.timings
+        return choose(job) if timings is None else timings.stream(job, choose)
+
+    async def _tried(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        """The job's deltas, once it is known that an engine can compile its grammar."""
+        spec = job.params["structured_outputs"]
+        ready = vllm_grammars.chosen(spec, await self._grammars(spec))
+        async with aclosing(
+            self._pipeline.stream(replace(job, params={**job.params, "structured_outputs": ready}))
+        ) as on:
+            async for deltas in on:
+                yield deltas
+
     async def _outputs(self) -> AsyncGenerator[RequestOutput, None]:
         choices = _choices(self.job, self._params)
-        streams = [self._pipeline.stream(one) for one in choices]
+        streams = [self._stream(one) for one in choices]
         steps = interleave(streams) if len(streams) > 1 else _one(streams[0])
         whole = self._params.output_kind == RequestOutputKind.FINAL_ONLY
         parts: dict[int, list[Delta]] = {index: [] for index in range(len(choices))}
+        early: dict[int, list[Delta]] = {}
         ended = 0
         try:
             async for index, deltas in steps:
@@ -172,6 +195,10 @@ class Outputs:
                 if whole:
                     parts[index] += deltas
                     continue
+                if not deltas[-1].answers:
+                    early[index] = deltas  # vLLM wants it with the first token
+                    continue
+                deltas = early.pop(index, []) + deltas
                 parts[index] = parts[index] or deltas[:1]
                 output = self._output(index, deltas, parts[index][0])
                 output.finished = ended == len(choices)
@@ -182,7 +209,7 @@ class Outputs:
         finally:
             await steps.aclose()
         if whole:
-            yield _joined([self._output(index, deltas, deltas[0]) for index, deltas in parts.items()])
+            yield vllm_outputs.one_of([self._output(index, deltas, deltas[0]) for index, deltas in parts.items()])
 
     def _output(self, index: int, deltas: list[Delta], first: Delta) -> RequestOutput:
         """`first` is the choice's first delta, which has what is known of the prompt. As vLLM does, repeat it."""
@@ -191,8 +218,8 @@ class Outputs:
             request_id=self._request_id,
             prompt=self._text,
             prompt_token_ids=first.prompt_token_ids or self.job.prompt.token_ids,
-            prompt_logprobs=_prompt_logprobs(one),
-            outputs=[_completion(index, one)],
+            prompt_logprobs=vllm_outputs.prompt_logprobs(one),
+            outputs=[vllm_outputs.completion(index, one)],
             finished=one.final,
             num_cached_tokens=first.cached_tokens,
         )
@@ -255,33 +282,3 @@ def _choices(job: Job, params: SamplingParams) -> list[Job]:
             values["seed"] = params.seed + index
         jobs.append(replace(job, request_id=f"{job.request_id}.{index}", params=values))
     return jobs
-
-
-def _completion(index: int, one: Delta) -> CompletionOutput:
-    return CompletionOutput(
-        index=index,
-        text=one.text,
-        token_ids=one.token_ids,
-        cumulative_logprob=sum(position[0].logprob for position in one.logprobs) if one.logprobs else None,
-        logprobs=None if one.logprobs is None else [_position(candidates) for candidates in one.logprobs],
-        finish_reason=one.finish_reason,
-        stop_reason=one.stop_reason,
-    )
-
-
-def _prompt_logprobs(first: Delta) -> Any:
-    """Of each prompt token but the first, which has None."""
-    if first.prompt_logprobs is None:
-        return None
-    return [None if one is None else _position(one) for one in first.prompt_logprobs]
-
-
-def _position(candidates: list[TokenLogprob]) -> dict[int, Logprob]:
-    return {one.token_id: Logprob(one.logprob, one.rank, one.text) for one in candidates}
-
-
-def _joined(parts: list[RequestOutput]) -> RequestOutput:
-    whole = parts[0]
-    whole.outputs = [part.outputs[0] for part in parts]
-    whole.finished = True
-    return whole

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from api import choices, service_tier, vllm_parsers
+from api.grammars import Known
 from api.pipeline import Pipeline
 from app import torchvision_ops, vllm_args
 from app.errors import Failure, InvalidRequest, ModelNotFound
@@ -20,8 +21,8 @@ class Serving:
     ModelNotFound. The others answer it, and raise rather than answer vLLM's ErrorResponse.
     """
 
-    def __init__(self, settings: Settings, pipeline: Pipeline) -> None:
-        config = _config(settings)
+    def __init__(self, settings: Settings, pipeline: Pipeline, grammars: Known) -> None:
+        config = config_of(settings)
         from vllm.entrypoints.openai.models.protocol import BaseModelPath
         from vllm.entrypoints.openai.models.serving import OpenAIServingModels
         from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
@@ -33,7 +34,7 @@ class Serving:
         from api.vllm_responses import Responses
 
         self._name = settings.served_name
-        self.client = PipelineClient(config, pipeline)
+        self.client = PipelineClient(config, pipeline, grammars)
         self.models = OpenAIServingModels(self.client, [BaseModelPath(name=self._name, model_path=settings.model)])
         template: dict[str, Any] = {"chat_template": None, "chat_template_content_format": "auto"}
         parsers = vllm_parsers.chosen(settings.api, config, self.client.renderer.tokenizer)
@@ -183,7 +184,7 @@ def explain(error: Exception) -> ServingError:
     return ServingError(answer)
 
 
-def _config(settings: Settings) -> Any:
+def config_of(settings: Settings) -> Any:
     """A VllmConfig of a process that has no engine and may have no GPU (as vLLM's own render server makes it)."""
     torchvision_ops.define()
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

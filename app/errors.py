@@ -115,6 +115,14 @@ class WorkerLost(TrivetError):
     retry_after_s = 1
 
 
+class GrammarsUnavailable(TrivetError):
+    """The process that tries schemas and grammars does not run, for the moment."""
+
+    status = 503
+    code = "grammars_unavailable"
+    retry_after_s = 2
+
+
 class BrokerUnavailable(TrivetError):
     """Redis did not answer in time."""
 

@@ -175,7 +175,9 @@ class EncodeTask(Task):
 class StageTask(Task):
     """What prefill and decode know of a request. `params` is vLLM's SamplingParams as builtins.
 
-    `session` and `tenant` are for whoever chooses the next worker.
+    `session` and `tenant` are for whoever chooses the next worker. With `timings`, the stages measure: `measured` has
+    milliseconds, each by one host's clock, of what came before (`queue`, `encode`, `prefill`, `transfer`, `decode`),
+    and in `encoded_items` how many items were encoded with the prompt.
     """
 
     plan: Plan
@@ -185,6 +187,8 @@ class StageTask(Task):
     tenant: str = ""
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
+    timings: bool = False
+    measured: dict[str, float] = {}
 
 
 class PrefillTask(StageTask):
@@ -194,10 +198,14 @@ class PrefillTask(StageTask):
 
 
 class DecodeTask(StageTask):
-    """Generate. With `kv`, the prompt comes rendered and its blocks are pulled; without, this worker prefills too."""
+    """Generate. With `kv`, the prompt comes rendered and its blocks are pulled; without, this worker prefills too.
+
+    `seq` is the number of the first delta here: those before it came from the prefill worker.
+    """
 
     prompt: Prompt | RenderedPrompt
     kv: KVHandoff | None = None
+    seq: int = Field(0, ge=0)
 
     @property
     def expires_at(self) -> float:
@@ -218,8 +226,9 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What one engine step added to one request.
 
     `seq` counts the deltas of an attempt from 0; one with an `error` ends the attempt whatever its number. The last one
-    has a `finish_reason` or an `error`. `prompt_token_ids` comes with the first one when rendering changed the prompt,
-    `cached_tokens` with the first one.
+    has a `finish_reason` or an `error`, and what was `measured` (see StageTask). `prompt_token_ids` comes with the
+    first one when rendering changed the prompt, `cached_tokens` with the first one. A first one without tokens is a
+    prefill worker's, with what was asked about the prompt.
     """
 
     request: str
@@ -232,6 +241,7 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     prompt_token_ids: list[int] | None = None
     media_tokens: dict[str, int] | None = None
     cached_tokens: int | None = None
+    measured: dict[str, float] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: Failure | None = None
@@ -239,6 +249,11 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     @property
     def final(self) -> bool:
         return self.finish_reason is not None or self.error is not None
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is part of the answer, and so from the decode worker, or its end."""
+        return bool(self.token_ids) or self.final
 
 
 def joined(deltas: list[Delta]) -> Delta:
@@ -250,15 +265,22 @@ def joined(deltas: list[Delta]) -> Delta:
         seq=first.seq,
         token_ids=[token for delta in deltas for token in delta.token_ids],
         text="".join(delta.text for delta in deltas),
-        logprobs=None if first.logprobs is None else [one for delta in deltas for one in delta.logprobs or []],
+        logprobs=_joined_logprobs(deltas),
         prompt_logprobs=first.prompt_logprobs,
         prompt_token_ids=first.prompt_token_ids,
         media_tokens=first.media_tokens,
         cached_tokens=first.cached_tokens,
+        measured=last.measured,
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         error=last.error,
     )
+
+
+def _joined_logprobs(deltas: list[Delta]) -> list[list[TokenLogprob]] | None:
+    if all(delta.logprobs is None for delta in deltas):
+        return None
+    return [one for delta in deltas for one in delta.logprobs or []]
 
 
 class Batch(msgspec.Struct, omit_defaults=True):

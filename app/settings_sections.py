@@ -129,6 +129,8 @@ class ApiSettings(Section):
     """vLLM's parser for the model's tool calls, by its name; the one that the model tells when not given."""
     enable_auto_tool_choice: bool | None = None
     """Let the model choose whether it calls tools. Not given: where there is a parser for tool calls."""
+    grammar_timeout_s: float = Field(5.0, gt=0)
+    """Longest compiling of a request's JSON schema, regex or grammar; one that takes longer gets 400."""
     reasoning_parser: str | None = None
     """vLLM's parser for the model's reasoning, by its name; API and workers need the same one."""
     migration_limit: int = Field(1, ge=0)
@@ -146,7 +148,7 @@ class ApiSettings(Section):
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Web sites whose pages may use the API, comma-separated origins: `https://chat.example.com`; `*` is every one."""
     sse_keep_alive_s: float = Field(15.0, ge=0)
-    """After so many seconds of silence within a stream, between two events, a comment (`: ping`) is sent; 0: never."""
+    """After so many seconds of silence in a stream, from its beginning on, a comment (`: ping`) is sent; 0: never."""
 
     @field_validator("api_keys", "cors_origins", mode="before")
     @classmethod
@@ -253,6 +255,9 @@ class RoutingSettings(Section):
 class StreamSettings(Section):
     replay_batches: int = Field(2000, ge=10)
     """Token batches kept for each API process to refill gaps from."""
+    max_prompt_logprobs: int = Field(100_000, ge=1)
+    """Most log-probabilities of prompt tokens in one answer, prompt tokens times (`prompt_logprobs` + 1); more get 400.
+    They travel in one message, of about 40 bytes each."""
 
 
 class FlowerSettings(Section):

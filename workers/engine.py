@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from app.errors import EncodeFailed, EngineFailed, InvalidRequest, WorkerLost
 from app.messages import StageTask
 from app.registry import EngineState
 from app.settings import Settings
-from workers import engine_args
+from workers import engine_args, prompt_logprobs
 from workers.kv_events import sources
 from workers.kv_events.subscription import Source
 from workers.vllm_errors import clean
@@ -31,6 +29,19 @@ KEEP_FOR_DECODE = {
 }
 #: vLLM's parameter of a request that asks for events of the blocks that it finds in the cache.
 REPORT = "kv_cache_report_mode"
+
+
+class Prefilled(NamedTuple):
+    """What a prefill gave: vLLM's `kv_transfer_params` for whoever decodes, and what was asked about the prompt.
+
+    `prompt_logprobs` are vLLM's, None if they were not asked for, `cached_tokens` were not computed, and `stats` are
+    vLLM's times of the request.
+    """
+
+    kv: dict[str, Any]
+    prompt_logprobs: Any
+    cached_tokens: int | None
+    stats: Any = None
 
 
 class Engine:
@@ -52,6 +63,7 @@ class Engine:
             engine_args.build(settings, embeddings, sockets), stat_loggers=[self.load.logger]
         )
         self._config = self._llm.vllm_config
+        self._max_prompt_logprobs = settings.stream.max_prompt_logprobs
         self.renderer = Renderer(self._llm.renderer, self._config)
         self.reporting: Callable[[], bool] = lambda: False
 
@@ -117,12 +129,13 @@ class Engine:
         if reason not in ("stop", "length"):
             raise EncodeFailed(f"the engine could not encode the item ({reason}; see the worker's log)")
 
-    async def prefill(self, engine_input: Any, task: StageTask) -> dict[str, Any]:
-        """Fill the KV cache; answers vLLM's `kv_transfer_params` for whoever decodes."""
+    async def prefill(self, engine_input: Any, task: StageTask) -> Prefilled:
+        """Fill the KV cache. For log-probabilities of the prompt vLLM computes all of it, cached or not."""
         params = _params(task.params)
+        self._check(params, engine_input)
         # What is sampled here is thrown away, so nothing that shapes sampling has a place here.
         params.max_tokens, params.min_tokens, params.stop, params.structured_outputs = 1, 0, [], None
-        params.logprobs, params.prompt_logprobs, params.output_kind = None, None, _final_only()
+        params.logprobs, params.output_kind = None, _final_only()
         params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": KEEP_FOR_DECODE}
         final: Any = None
         async for output in self._generate(
@@ -132,16 +145,24 @@ class Engine:
         if final is None or final.kv_transfer_params is None:
             reason = "nothing" if final is None else final.outputs[0].finish_reason
             raise EngineFailed(f"prefill ended without KV blocks to hand on ({reason})")
-        return dict(final.kv_transfer_params)
+        return Prefilled(dict(final.kv_transfer_params), final.prompt_logprobs, final.num_cached_tokens, final.metrics)
 
     def generate(self, engine_input: Any, task: StageTask, kv: dict[str, Any] | None) -> AsyncIterator[Any]:
         """The request's outputs, one for each engine step. With `kv` the prompt's blocks are pulled, not computed."""
         params = _params(task.params)
-        if kv is not None:
+        if kv is None:
+            self._check(params, engine_input)
+        else:
+            # The prefill engine gave these. Asked for them, or to read no blocks, vLLM would compute the prompt anew.
+            params.prompt_logprobs, params.skip_reading_prefix_cache = None, False
             # What is wanted whole comes in steps too: the stage joins them.
             params.output_kind = _steps_of(params.output_kind)
             params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": kv}
         return self._generate(engine_input, params, task.request_id, task, task.plan.decode_rank)
+
+    def _check(self, params: Any, engine_input: Any) -> None:
+        tokens, vocabulary = len(engine_input["prompt_token_ids"]), self._config.model_config.get_vocab_size()
+        prompt_logprobs.check(params.prompt_logprobs, tokens, vocabulary, self._max_prompt_logprobs)
 
     async def _generate(
         self, engine_input: Any, params: Any, name: str, task: StageTask, rank: int
@@ -179,15 +200,6 @@ class Engine:
         self._llm.shutdown(timeout=1)
 
 
-def _params(values: dict[str, Any]) -> Any:
-    from vllm import SamplingParams
-
-    try:
-        return msgspec.convert(values, SamplingParams, strict=False)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise InvalidRequest(f"sampling parameters: {error}") from error
-
-
 def _steps_of(kind: Any) -> Any:
     from vllm.sampling_params import RequestOutputKind
 
@@ -198,3 +210,9 @@ def _final_only() -> Any:
     from vllm.sampling_params import RequestOutputKind
 
     return RequestOutputKind.FINAL_ONLY
+
+
+def _params(values: dict[str, Any]) -> Any:
+    from workers import vllm_sampling
+
+    return vllm_sampling.params(values)

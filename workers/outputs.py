@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.errors import EngineFailed
 from app.messages import Delta, TokenLogprob
+
+if TYPE_CHECKING:
+    from workers.engine import Prefilled
 
 #: JSON has no infinity; this is where vLLM's own answers put what is impossible.
 LEAST_LOGPROB = -9999.0
@@ -31,6 +34,17 @@ def delta(output: Any, request_id: str, attempt: int, seq: int) -> Delta:
         cached_tokens=output.num_cached_tokens if first else None,
         finish_reason=completion.finish_reason,
         stop_reason=completion.stop_reason,
+    )
+
+
+def of_prompt(prefilled: Prefilled, request_id: str, attempt: int) -> Delta:
+    """What a prefill says of the prompt, as the request's first delta."""
+    return Delta(
+        request=request_id,
+        attempt=attempt,
+        seq=0,
+        prompt_logprobs=_prompt_logprobs(prefilled.prompt_logprobs),
+        cached_tokens=prefilled.cached_tokens,
     )
 
 

@@ -18,7 +18,7 @@ __all__ = ["ApiKeyGuard", "BodyLimit", "KeepAlive", "LastResort", "RequestId", "
 #: What a web page may do; keys travel in headers, so that no cookie is ever needed.
 METHODS = ("GET", "POST", "DELETE")
 #: What a web page's script may read of an answer, beside the body.
-EXPOSED = ("X-Request-Id", "Retry-After", "x-should-retry")
+EXPOSED = ("X-Request-Id", "Retry-After", "x-should-retry", "X-Trivet-Timings")
 
 
 def install(app: FastAPI, api: ApiSettings) -> bool:

@@ -51,6 +51,8 @@ class Message(Generation):
 class Count(Message):
     """The number of a message's tokens."""
 
+    streams = False
+
     async def run(self, services: Services, body: dict[str, Any], request_id: str) -> Any:
         return await services.serving.count_tokens(services.serving.messages_request(body, count=True))
 

@@ -30,6 +30,8 @@ MAX_CHARS_PER_TOKEN = 8
 class Tokens(Generation):
     """A prompt's tokens."""
 
+    streams = False
+
     async def run(self, services: Services, body: dict[str, Any], request_id: str) -> Any:
         for path, _ in media_parts.CHAT.parts(body):
             raise MediaRefused("only text is tokenized here: what a medium becomes, a worker has to say", param=path)
@@ -42,6 +44,8 @@ class Tokens(Generation):
 
 class Text(Generation):
     """What tokens say."""
+
+    streams = False
 
     async def run(self, services: Services, body: dict[str, Any], request_id: str) -> Any:
         tokens, limit = body.get("tokens"), services.serving.max_model_len

@@ -61,6 +61,12 @@ class TokenWriter:
         if channel.flushing is None:
             channel.flushing = asyncio.create_task(self._flush(api, channel))
 
+    async def flushed(self, api: str) -> None:
+        """Return when what was put so far for this API process has been sent, or given up."""
+        flushing = self._channels[api].flushing if api in self._channels else None
+        if flushing is not None:
+            await asyncio.wait({flushing})
+
     async def drain(self, timeout_s: float) -> None:
         """Wait until everything put so far has been sent."""
         flushing = [channel.flushing for channel in self._channels.values() if channel.flushing is not None]

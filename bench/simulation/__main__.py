@@ -1,4 +1,4 @@
-"""python -m bench.simulation: the router against round robin and against one that sees text alone. See bench/README.md."""
+"""python -m bench.simulation: the router against round robin, and against one that sees text alone."""
 
 from __future__ import annotations
 

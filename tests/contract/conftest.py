@@ -11,7 +11,7 @@ import pytest
 from app import tiny_model
 from app.media import MediaHolder
 from app.settings import Settings
-from tests.contract.serving import Pipeline, Surface
+from tests.contract.serving import Pipeline, Surface, untried
 from tests.planes import Plane
 
 #: What models write around tool calls and reasoning.
@@ -31,7 +31,7 @@ def settings(model: Path, **api: Any) -> Settings:
 def built(chosen: Settings) -> Iterator[Any]:
     from api.vllm_serving import Serving
 
-    made = Serving(chosen, Pipeline())  # type: ignore[arg-type]
+    made = Serving(chosen, Pipeline(), untried)  # type: ignore[arg-type]
     yield made
     made.shutdown()
 

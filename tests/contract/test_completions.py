@@ -90,13 +90,19 @@ async def test_the_most_choices(surface: Surface) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_echo_with_logprobs(surface: Surface, stream: bool) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+async def test_echo_with_logprobs(surface: Surface, stream: bool, apart: bool) -> None:
+    """`apart`: what is said of the prompt comes from the prefill worker, before the decode worker's first token."""
+
     def tops(token: int, text: str) -> list[TokenLogprob]:
         return [TokenLogprob(token, -0.5, 1, text)]
 
-    last = step(0, "c", [9], logprobs=[tops(9, "c")], prompt_logprobs=[None, tops(71, "h"), tops(72, "i")])
-    last.finish_reason = "length"
-    surface.pipeline.deltas = [[last]]
+    first = step(0, "", [], prompt_logprobs=[None, tops(71, "h"), tops(72, "i")])
+    last = step(1, "c", [9], logprobs=[tops(9, "c")], finish_reason="length")
+    surface.pipeline.deltas = [[first], [last]]
+    if not apart:
+        last.prompt_logprobs = first.prompt_logprobs
+        surface.pipeline.deltas = [[last]]
     prompt = surface.tokenizer.encode("hhi")
     ask = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 1, "stream": stream}
     found = await surface.post(PATH, **ask)

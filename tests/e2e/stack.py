@@ -25,6 +25,7 @@ ENGINE = (
     "--dtype float32 --max-model-len 2048 --max-num-seqs 64 --max-num-batched-tokens 2048 --enforce-eager "
     "--skip-mm-profiling --block-size 32 --kv-cache-memory-bytes 268435456 --seed 0 --limit-mm-per-prompt"
 )
+TOOL_PARSER = "hermes"
 START_S = 400.0
 #: Small, so that embeddings are evicted now and then.
 CACHE_GB = 0.05
@@ -103,6 +104,8 @@ def up(name: str, topology: str, model: Path, *flags: str) -> Iterator[Stack]:
         MODEL,
     ]
     command += ["--enable-multimodal", "--api-port", str(api), "--flower-port", str(flower), "--redis-url", redis_url]
+    # The model's template does not say how it would write a call, and a random model is only made to.
+    command += ["--tool-call-parser", TOOL_PARSER]
     command += [
         "--multimodal-embedding-cache-capacity-gb",
         str(CACHE_GB),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -67,8 +69,8 @@ def test_an_answer_to_a_prompt_that_no_vocabulary_has(stack: Stack) -> None:
     assert stack.client.completions.create(model="tiny", prompt=[5], max_tokens=2).choices
 
 
-def test_echo_scores_the_prompt(agg: Stack) -> None:
-    answer = agg.client.completions.create(prompt="Two children play", echo=True, logprobs=2, max_tokens=2, **GREEDY)
+def test_echo_scores_the_prompt(stack: Stack) -> None:
+    answer = stack.client.completions.create(prompt="Two children play", echo=True, logprobs=2, max_tokens=2, **GREEDY)
     choice = answer.choices[0]
     assert choice.text.startswith("Two children play") and choice.logprobs is not None
     assert answer.usage is not None and choice.logprobs.tokens is not None
@@ -76,6 +78,33 @@ def test_echo_scores_the_prompt(agg: Stack) -> None:
     assert choice.logprobs.token_logprobs is not None
     first, *rest = choice.logprobs.token_logprobs
     assert first is None and all(one <= 0 for one in rest)
+
+
+@pytest.mark.parametrize("topology", ["pd", "e_p_d"])
+def test_scores_of_the_prompt_are_those_of_agg(stacks: Mapping[str, Stack], topology: str) -> None:
+    """Twice: the second time its blocks are cached, and must not be used."""
+
+    def scored(stack: Stack) -> list[dict[str, float]]:
+        answer = post(stack, "/v1/chat/completions", messages=asked_of(23), max_tokens=3, prompt_logprobs=1, **GREEDY)
+        found = answer.json()
+        assert answer.status_code == 200 and found["usage"]["completion_tokens"] == 3, found
+        scores = found["prompt_logprobs"]
+        assert len(scores) == found["usage"]["prompt_tokens"] and scores[0] is None
+        return [{token: one["logprob"] for token, one in place.items()} for place in scores[1:]]
+
+    expected = scored(stacks["agg"])
+    for _ in range(2):
+        for here, there in zip(scored(stacks[topology]), expected, strict=True):
+            shared = here.keys() & there.keys()
+            assert shared and all(here[token] == pytest.approx(there[token], abs=1e-3) for token in shared)
+
+
+def test_more_scores_than_one_message_may_hold_are_refused(stack: Stack) -> None:
+    ask = {"prompt": [5] * 1000, "echo": True, "max_tokens": 1, **GREEDY}
+    refused = post(stack, "/v1/completions", logprobs=10, **ask)
+    assert refused.status_code == 400
+    assert "stream.max_prompt_logprobs allows (10000)" in refused.json()["error"]["message"]
+    assert post(stack, "/v1/completions", logprobs=9, **ask).status_code == 200
 
 
 def test_responses_say_what_chat_says(stack: Stack) -> None:
@@ -157,6 +186,22 @@ def test_what_is_no_grammar_is_refused_and_the_engine_lives(stack: Stack, wrong:
     assert stack.client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=4).choices
 
 
+def test_a_schema_that_takes_too_long_to_compile_is_refused_and_holds_nobody_up(stack: Stack) -> None:
+    """Compiling it takes a minute. It is tried where it can be stopped, and no engine hears of it."""
+    long = {"enum": ["x" * 20 + str(number) for number in range(15000)]}
+    form = {"type": "json_schema", "json_schema": {"name": "it", "schema": long}}
+    ask: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "max_tokens": 4}
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(post, stack, "/v1/chat/completions", response_format=form, **ask)
+        served = 0
+        while not slow.done():
+            assert stack.client.chat.completions.create(**ask).choices
+            served += 1
+        answer = slow.result()
+    assert answer.status_code == 400 and "api.grammar_timeout_s" in answer.json()["error"]["message"]
+    assert served > 3
+
+
 def test_logprobs_are_those_of_the_stream(stack: Stack) -> None:
     ask: dict[str, Any] = {"messages": QUESTION, "max_tokens": 6, "logprobs": True, "top_logprobs": 3, **GREEDY}
     whole = stack.client.chat.completions.create(**ask).choices[0].logprobs.content
@@ -165,6 +210,39 @@ def test_logprobs_are_those_of_the_stream(stack: Stack) -> None:
     assert [one.token for one in streamed] == [one.token for one in whole]
     assert [one.logprob for one in streamed] == pytest.approx([one.logprob for one in whole], abs=1e-4)
     assert all(len(one.top_logprobs) == 3 for one in whole)
+
+
+TIMED = {"X-Trivet-Timings": "1"}
+
+
+@pytest.mark.parametrize("topology", ["agg", "pd", "e_p_d"])
+def test_timings_say_who_did_what(stacks: Mapping[str, Stack], topology: str) -> None:
+    stack = stacks[topology]
+
+    def timed(**more: Any) -> dict[str, Any]:
+        body = {"messages": asked_of(24), "max_tokens": 8, "ignore_eos": True, **GREEDY, **more}
+        answer = httpx.post(f"{stack.base_url}/v1/chat/completions", json=body, headers=TIMED, timeout=120)
+        if more:
+            (found,) = [line for line in answer.text.splitlines() if line.startswith(": trivet-timings ")]
+            return dict(json.loads(found.removeprefix(": trivet-timings ")))
+        return dict(json.loads(answer.headers["x-trivet-timings"]))
+
+    first, again = timed(), timed(stream=True)
+    kinds = {role: {name.partition("@")[0] for name in names} for role, names in first["workers"].items()}
+    split = topology != "agg"
+    assert kinds == {
+        "encode": {"encode"} if topology == "e_p_d" else set(),
+        "prefill": {"prefill" if split else "agg"},
+        "decode": {"decode" if split else "agg"},
+    }
+    assert (first["items"], first["embedding_hits"]) == (1, 0)
+    assert (again["items"], again["embedding_hits"]) == (1, 1) and again["cached_tokens"] >= first["cached_tokens"]
+    for one in (first, again):
+        stages = [one[f"{stage}_ms"] for stage in ("queue", "encode", "prefill", "transfer", "decode", "other")]
+        assert all(stage >= 0 for stage in stages)
+        assert sum(stages) == pytest.approx(one["total_ms"], abs=0.1)
+        assert one["prefill_ms"] > 0 and one["decode_ms"] > 0 and (one["transfer_ms"] > 0) == split
+    assert "x-trivet-timings" not in stack.post({"messages": QUESTION, "max_tokens": 1, **GREEDY}).headers
 
 
 def test_one_model(stack: Stack) -> None:

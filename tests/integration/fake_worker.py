@@ -35,7 +35,7 @@ async def count(one: "FakeWorker", task: DecodeTask) -> None:
         await asyncio.sleep(0)
 
 
-async def hand_on(one: "FakeWorker", task: PrefillTask) -> None:
+async def hand_on(one: "FakeWorker", task: PrefillTask, seq: int = 0) -> None:
     """Give the request to a decode worker, as if its blocks were filled."""
     ask = Ask(task.request_id, task.deadline, task.api)
     plan = (await one.router.hand_off(Fleet.of(await one.registry.workers(), "m"), ask, task.plan)).plan
@@ -45,6 +45,7 @@ async def hand_on(one: "FakeWorker", task: PrefillTask) -> None:
         plan=plan,
         prompt=RenderedPrompt(token_ids=task.prompt.token_ids),
         kv=KVHandoff(params={"from": one.assignment.worker}, expires_at=time.time() + 60),
+        seq=seq,
     )
     queue = keys.worker_queue(Role.DECODE, plan.decode.worker)
     await one.sender.send(DECODE_TASK, decode, queue)

@@ -8,11 +8,21 @@ import pytest
 
 from app import cancellation, keys
 from app.errors import BrokerUnavailable, EngineFailed
-from app.messages import Assignment, DecodeTask, Delta, EncodeTask, PrefillTask, Prompt, RenderedPrompt
+from app.messages import (
+    Assignment,
+    DecodeTask,
+    Delta,
+    EncodeTask,
+    Plan,
+    PrefillTask,
+    Prompt,
+    RenderedPrompt,
+    TokenLogprob,
+)
 from app.redis import connect
 from app.roles import Role
 from tests.integration.fake_api import API, agg, answer, failure, job, serving, split
-from tests.integration.fake_worker import FakeWorker, silence
+from tests.integration.fake_worker import FakeWorker, hand_on, silence
 from tests.messages import AGG, DECODE, ENCODE, FINGERPRINT, PREFILL, media_ref
 from tests.polling import until
 
@@ -40,6 +50,37 @@ async def test_a_request_over_two_workers(redis: Any) -> None:
         assert isinstance(second.prompt, RenderedPrompt) and second.kv is not None
         await api.clean(PREFILL, DECODE)
         assert not await cancellation.is_cancelled(redis, "r")
+
+
+async def test_what_the_prefill_worker_says_of_the_prompt_comes_first(redis: Any) -> None:
+    scores: Any = [None, [TokenLogprob(2, -0.5)]]
+
+    async def score(one: FakeWorker, task: PrefillTask) -> None:
+        one.tokens.put(task.api, Delta(request=task.request_id, seq=0, prompt_logprobs=scores))
+        await one.tokens.flushed(task.api)
+        await until(lambda: heard, "the delta")
+        assert api.reader.streams[0].workers == {PREFILL}, "it still depends on this worker"
+        await hand_on(one, task, seq=1)
+
+    async def speak(one: FakeWorker, task: DecodeTask) -> None:
+        one.say(task, task.seq, finish_reason="stop")
+
+    heard: list[Delta] = []
+    async with serving(redis, *split(redis, score, speak)) as api:
+        async for deltas in api.pipeline.stream(job()):
+            heard += deltas
+        assert [(one.seq, one.prompt_logprobs) for one in heard] == [(0, scores), (1, None)]
+        await api.clean(PREFILL, DECODE)
+
+
+async def test_who_asks_for_timings_hears_of_the_plan(redis: Any) -> None:
+    plans: list[Plan] = []
+    prefill, decode = split(redis)
+    async with serving(redis, prefill, decode) as api:
+        await answer(api, job("timed", on_plan=plans.append))
+        await answer(api, job("plain"))
+        assert [(plan.prefill, plan.decode) for plan in plans] == [(PREFILL, None), (PREFILL, DECODE)]
+        assert [task.timings for task in decode.taken if isinstance(task, DecodeTask)] == [True, False]
 
 
 async def test_encode_tasks_go_out_with_the_prefill_task(redis: Any) -> None:

@@ -22,8 +22,20 @@ from tests.integration.streams import (
     whole,
     writer_of,
 )
-from tests.messages import AGG
+from tests.messages import AGG, DECODE
 from tests.polling import until
+
+
+async def test_what_was_flushed_comes_before_what_others_send(redis: Any) -> None:
+    first, second = writer_of(redis), writer_of(redis, DECODE)
+    await first.flushed(API)
+    async with reading(redis) as reader:
+        for number in range(20):
+            stream = opened(reader, f"r{number}", AGG, DECODE)
+            first.put(API, delta(f"r{number}", 0))
+            await first.flushed(API)
+            second.put(API, last(f"r{number}", 1))
+            assert sequence(await whole(stream)) == [0, 1]
 
 
 async def test_deltas_of_a_tick_are_one_message_and_in_order(redis: Any) -> None:

@@ -12,8 +12,10 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from api import errors, generation, metrics
+from api.generation import Frames
 from api.middleware import RequestId
 from api.routes import chat
+from app.errors import NoWorker
 from app.settings import Settings
 from tests.polling import until
 
@@ -143,19 +145,105 @@ async def test_media_are_released_when_the_client_leaves(services: Any, monkeypa
         assert (services.intake.released, services.in_flight) == ([["identity"]], 0)
 
 
-async def _leave_soon(services: Any) -> None:
+async def _slow(started: asyncio.Event, go: asyncio.Event, error: Exception | None = None) -> Frames:
+    started.set()
+    await go.wait()
+    if error is not None:
+        raise error
+    yield b"data: 1\n\n"
+    yield b"data: [DONE]\n\n"
+
+
+async def _asked(client: httpx.AsyncClient) -> httpx.Response:
+    return await client.post("/v1/chat/completions", json={"n": 1, "stream": True})
+
+
+@pytest.fixture
+def impatient(services: Any) -> Any:
+    services.settings.api.sse_keep_alive_s = 0.02
+    return services
+
+
+async def test_a_first_token_that_takes_long_follows_a_comment(
+    client: httpx.AsyncClient, impatient: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, go = asyncio.Event(), asyncio.Event()
+    answer_with(impatient, monkeypatch, _slow(started, go))
+    asyncio.get_running_loop().call_later(0.2, go.set)
+    before = outcomes("ok")
+    answer = await _asked(client)
+    assert (answer.status_code, answer.text) == (200, ": ping\n\ndata: 1\n\ndata: [DONE]\n\n")
+    assert (impatient.intake.released, impatient.in_flight, outcomes("ok")) == ([["identity"]], 0, before + 1)
+
+
+async def test_an_error_after_the_comment_ends_the_stream(
+    client: httpx.AsyncClient, impatient: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, go = asyncio.Event(), asyncio.Event()
+    answer_with(impatient, monkeypatch, _slow(started, go, NoWorker("no worker for: decode")))
+    asyncio.get_running_loop().call_later(0.2, go.set)
+    before = outcomes("no_worker")
+    answer = await _asked(client)
+    ping, error, *end = answer.text.split("\n\n")
+    assert (answer.status_code, ping, end) == (200, ": ping", ["data: [DONE]", ""])
+    assert '"code":"no_worker"' in error
+    assert (impatient.intake.released, impatient.in_flight, outcomes("no_worker")) == ([["identity"]], 0, before + 1)
+
+
+@pytest.mark.parametrize("body", [{"n": 1}, {"n": 1, "stream": False}])
+async def test_a_whole_answer_waits_for_its_status(
+    client: httpx.AsyncClient, impatient: Any, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
+) -> None:
+    async def chat(_request: Any) -> Any:
+        await asyncio.sleep(0.1)
+        raise NoWorker("no worker for: decode")
+
+    monkeypatch.setattr(impatient.serving, "chat", chat)
+    assert (await client.post("/v1/chat/completions", json=body)).status_code == 503
+
+
+async def test_an_error_before_the_comment_has_its_status(
+    client: httpx.AsyncClient, services: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, go = asyncio.Event(), asyncio.Event()
+    answer_with(services, monkeypatch, _slow(started, go, NoWorker("no worker for: decode")))
+    go.set()
+    assert (await _asked(client)).status_code == 503
+
+
+async def test_a_client_that_leaves_after_the_comment_ends_the_work(
+    impatient: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def chat(_request: Any) -> Any:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(impatient.serving, "chat", chat)
+    await _leave_soon(impatient, b'{"n": 1, "stream": true}', 0.2)
+    assert started.is_set()
+    await asyncio.wait_for(ended.wait(), 5)
+    await until(lambda: impatient.intake.released, "the release")
+    assert (impatient.intake.released, impatient.in_flight) == ([["identity"]], 0)
+
+
+async def _leave_soon(services: Any, content: bytes = b'{"n": 1}', after_s: float = 0.05) -> None:
     """A request whose client closes its connection a moment after its body, as a server tells it."""
     app = FastAPI()
     app.state.services = services
     app.add_middleware(RequestId)
     errors.install(app)
     app.include_router(chat.router)
-    body = iter([b'{"n": 1}'])
+    body = iter([content])
 
     async def receive() -> dict[str, Any]:
         for part in body:
             return {"type": "http.request", "body": part, "more_body": False}
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(after_s)
         return {"type": "http.disconnect"}
 
     async def send(_message: dict[str, Any]) -> None:

@@ -1,12 +1,14 @@
 """api.disconnect."""
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 from fastapi import Request
 
-from api.disconnect import ClientGone, unless_disconnected
+from api import disconnect
+from api.disconnect import ClientGone
 
 
 class Client:
@@ -32,6 +34,12 @@ class Work:
             await asyncio.sleep(0)
             self.cancelled = True
             raise
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, str]) -> str:
+    task = asyncio.create_task(work)
+    assert await disconnect.unless_disconnected(request, task)
+    return task.result()
 
 
 async def settled() -> None:
@@ -64,6 +72,17 @@ async def test_a_client_that_leaves_ends_the_work() -> None:
     with pytest.raises(ClientGone):
         await asyncio.wait_for(serving, 5)
     assert work.cancelled
+    await settled()
+
+
+async def test_work_that_takes_longer_goes_on() -> None:
+    client, work = Client(), Work()
+    task = asyncio.create_task(work())
+    assert not await disconnect.unless_disconnected(client.request, task, 0.01)
+    work.end.set_result("answer")
+    assert await task == "answer"
+    client.leave()
+    assert (await asyncio.wait_for(client.request.receive(), 5))["type"] == "http.disconnect"
     await settled()
 
 

@@ -10,6 +10,7 @@ import pytest
 from app.errors import EngineFailed
 from app.messages import Delta, TokenLogprob
 from workers import outputs
+from workers.engine import Prefilled
 
 
 def output(**changes: Any) -> SimpleNamespace:
@@ -43,6 +44,14 @@ def test_what_is_said_once_is_said_first() -> None:
     first, second = outputs.delta(made, "r", 0, 0), outputs.delta(made, "r", 0, 1)
     assert (first.cached_tokens, first.prompt_logprobs) == (3, [None, [TokenLogprob(7, -1.0, 1, "t")]])
     assert (second.cached_tokens, second.prompt_logprobs) == (None, None)
+
+
+def test_what_a_prefill_says_of_the_prompt_is_no_part_of_the_answer() -> None:
+    said = outputs.of_prompt(Prefilled({}, [None, {7: logprob(-1.0)}], 3), "r", 1)
+    assert said == Delta(
+        request="r", attempt=1, seq=0, prompt_logprobs=[None, [TokenLogprob(7, -1.0, 1, "t")]], cached_tokens=3
+    )
+    assert not said.answers and outputs.delta(output(), "r", 1, 1).answers
 
 
 def test_the_sampled_tokens_logprob_stays_first() -> None:

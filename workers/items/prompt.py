@@ -61,7 +61,7 @@ class PromptItems:
         refs = {ref.identity: ref for ref in prompt.media}
         loaded = await together(self.encoder.load(ref) for ref in refs.values())
         engine_input = await self.renderer.whole(prompt, dict(zip(refs, loaded, strict=True)))
-        return Ready(rendered.without_pixels(engine_input), engine_input)
+        return Ready(rendered.without_pixels(engine_input), engine_input, encoded_items=len(refs))
 
     @asynccontextmanager
     async def _spliced(self, task: StageTask, prompt: Prompt) -> AsyncIterator[Ready]:
@@ -149,4 +149,4 @@ class PromptItems:
         async def encoded() -> None:
             await asyncio.gather(*(self.encoder.share(one) for one in own if one.reserved or one.claimed))
 
-        return Ready(spliced, rendered.engine_input(spliced, pixels), encoded)
+        return Ready(spliced, rendered.engine_input(spliced, pixels), encoded, len(own))

@@ -21,11 +21,12 @@ async def nothing() -> None:
 @dataclass
 class Ready:
     """`prompt` is what another engine has to know, `engine_input` what this one takes. Once the engine has answered,
-    `encoded` tells the cluster of the items that it encoded for this prompt."""
+    `encoded` tells the cluster of the items that it encoded for this prompt, `encoded_items` in number."""
 
     prompt: RenderedPrompt
     engine_input: Any
     encoded: Callable[[], Awaitable[None]] = nothing
+    encoded_items: int = 0
 
 
 class Prompts(Protocol):

@@ -7,23 +7,27 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from app.errors import InvalidRequest, KVLeaseExpired
+from app.errors import KVLeaseExpired
 from app.messages import DecodeTask, Delta, RenderedPrompt, joined
 from workers.host import Host
 from workers.items.ready import Ready
+from workers.watch import Watch
 
 #: vLLM's RequestOutputKind.FINAL_ONLY, as it travels.
 FINAL_ONLY = 2
 
 
 async def run(host: Host, task: DecodeTask) -> None:
-    begun = False
+    begun, watch = False, Watch(task)
     try:
-        async with _ready(host, task) as ready, host.budget.reserve(_reach(host, task, ready)):
-            kv = _blocks(task)
-            begun = True
-            async with aclosing(_deltas(host, task, ready, kv)) as deltas:
-                await (_send_whole if _whole(task) else _send)(host, task, deltas)
+        async with _ready(host, task) as ready:
+            watch.prepared(ready)
+            async with host.budget.reserve(_reach(host, task, ready)):
+                watch.lap("queue")
+                kv = _blocks(task)
+                begun = True
+                async with aclosing(_deltas(host, task, ready, kv, watch)) as deltas:
+                    await (_send_whole if _whole(task) else _send)(host, task, deltas)
     finally:
         if not begun:
             await refuse(host, task)
@@ -47,18 +51,23 @@ async def _ready(host: Host, task: DecodeTask) -> AsyncIterator[Ready]:
             yield ready
 
 
-async def _deltas(host: Host, task: DecodeTask, ready: Ready, kv: dict[str, Any] | None) -> AsyncGenerator[Delta, None]:
+async def _deltas(
+    host: Host, task: DecodeTask, ready: Ready, kv: dict[str, Any] | None, watch: Watch
+) -> AsyncGenerator[Delta, None]:
     """The engine's steps; the first one with what the API cannot know of the prompt."""
     from workers import outputs, rendered
 
-    seq = 0
+    seq = task.seq
     async for output in host.engine.generate(ready.engine_input, task, kv):
         delta = outputs.delta(output, task.request_id, task.attempt, seq)
         if seq == 0 and ready.prompt.items:
             delta.prompt_token_ids = ready.prompt.token_ids
             delta.media_tokens = rendered.media_tokens(ready.engine_input)
+        if task.timings and delta.final:
+            watch.engine(output.metrics, pulled=kv is not None)
+            delta.measured = watch.measured
         yield delta
-        if seq == 0:
+        if seq == task.seq:
             await ready.encoded()
         seq += 1
 
@@ -90,8 +99,6 @@ def _reach(host: Host, task: DecodeTask, ready: Ready) -> int:
 def _blocks(task: DecodeTask) -> dict[str, Any] | None:
     if task.kv is None:
         return None
-    if task.params.get("prompt_logprobs") is not None:
-        raise InvalidRequest("prompt_logprobs needs a worker that prefills and decodes", param="prompt_logprobs")
     if time.time() > task.kv.expires_at:
         raise KVLeaseExpired("the request waited longer for its decode worker than prefilled KV blocks are kept")
     return task.kv.params
