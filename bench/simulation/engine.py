@@ -134,7 +134,7 @@ class Engine:
             self.cached_tokens += one.cached
 
     def _prefill(self, stored: list[str]) -> tuple[int, list[str], list[str], int]:
-        """Fill prompts, up to a chunk in all. Answers tokens, pictures encoded and fetched, and tokens of the former."""
+        """Fill prompts, up to a chunk in all. Answers tokens, pictures encoded and fetched, tokens of the former."""
         left, encode_tokens = self.costs.chunk, 0
         encoded: list[str] = []
         fetched: list[str] = []
