@@ -51,11 +51,10 @@ class Asking:
 
     def first(self, fleet: Fleet, ask: Ask, turn: int, *, dry: bool) -> dict[str, Any]:
         """To choose who prefills, and who encodes."""
-        stages: list[tuple[Stage, list[WorkerRecord]]] = [
-            ("whole", fleet.aggregated(ask.media)),
-            ("prefill", fleet.prefillers(ask.media)),
-            ("decode", fleet.decoders()),
-        ]
+        whole, prefill = fleet.aggregated(ask.media), fleet.prefillers(ask.media)
+        # Between one task and two those count that would decode.
+        decode = fleet.decoders() if whole or dry else []
+        stages: list[tuple[Stage, list[WorkerRecord]]] = [("whole", whole), ("prefill", prefill), ("decode", decode)]
         asked = self._request(ask, "first") | {"turn": turn, "dry": dry}
         asked["candidates"] = [one for stage, workers in stages for one in self._candidates(stage, workers)]
         asked["encoders"] = [_encoder(one.assignment) for one in fleet.encoders(ask.fingerprint)] if ask.media else []
@@ -71,7 +70,9 @@ class Asking:
 
     def second(self, fleet: Fleet, ask: Ask) -> dict[str, Any]:
         """To choose who decodes."""
-        candidates = list(self._candidates("decode", fleet.decoders()))
+        candidates = [
+            one | {"record": keys.worker(one["worker"])} for one in self._candidates("decode", fleet.decoders())
+        ]
         cancelled = keys.cancelled(ask.request_id)
         return self._request(ask, "decode") | {"candidates": candidates, "items": [], "cancelled": cancelled}
 
@@ -99,7 +100,6 @@ class Asking:
                     "incarnation": one.incarnation,
                     "rank": rank,
                     "load": keys.load(one.id, one.incarnation, rank),
-                    "record": keys.worker(one.id),
                     "kv": self._settings.kv_events and keys.kv(one.id, rank),
                     "predicted_prefix": keys.predicted(one.id, one.incarnation, rank, ""),
                     "block_size": block_size,

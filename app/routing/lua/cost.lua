@@ -21,7 +21,8 @@ local function bytes_to_move(c)
   local bytes = 0
   if c.stage == 'decode' then return bytes end
   for _, item in ipairs(ask.items) do
-    if item.at[c.worker] ~= c.incarnation and not expects(c, item.identity) then
+    local here = item.at[c.worker] == c.incarnation or not item.bytes and expects(c, item.identity)
+    if not here then
       bytes = bytes + (item.bytes or weights.unknown_embedding_bytes)
     end
   end
