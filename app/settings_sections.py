@@ -132,7 +132,8 @@ class ApiSettings(Section):
     grammar_timeout_s: float = Field(5.0, gt=0)
     """Longest compiling of a request's JSON schema, regex or grammar; one that takes longer gets 400."""
     reasoning_parser: str | None = None
-    """vLLM's parser for the model's reasoning, by its name; API and workers need the same one."""
+    """vLLM's parser for the model's reasoning, by its name, or `none`; the one that the model tells when not given. API
+    and workers need the same one."""
     lease_s: float = Field(10.0, gt=0)
     """An API process without a heartbeat for so long counts as gone, and its requests are cancelled."""
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
@@ -144,7 +145,7 @@ class ApiSettings(Section):
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Web sites whose pages may use the API, comma-separated origins: `https://chat.example.com`; `*` is every one."""
     sse_keep_alive_s: float = Field(15.0, ge=0)
-    """After so many seconds of silence in a stream, before its first event too, a comment (`: ping`) is sent; 0: never."""
+    """After so many seconds of silence in a stream, its start included, a comment (`: ping`) is sent; 0: never."""
 
     @field_validator("api_keys", "cors_origins", mode="before")
     @classmethod
