@@ -119,6 +119,8 @@ class ApiSettings(Section):
     """Address to listen on."""
     port: int = Field(8000, ge=1, le=65535)
     """Port of the OpenAI API."""
+    workers: int = Field(1, ge=1, le=64)
+    """Processes of the API under `trivet up`; by hand, uvicorn's flag `--workers` says how many."""
     request_timeout_s: float = Field(600.0, gt=0)
     """Deadline of a request; a request's `X-Request-Timeout` header (seconds) can only shorten it."""
     max_in_flight: int = Field(1024, ge=1)
