@@ -88,7 +88,7 @@ class Grammars:
     def _remember(self, name: bytes, trial: asyncio.Task[dict[str, Any]]) -> None:
         """Only what can be compiled: the host may have been busy."""
         if trial.cancelled() or trial.exception() is not None:
-            del self._tried[name]
+            self._tried.pop(name, None)
         while len(self._tried) > REMEMBERED and next(iter(self._tried.values())).done():
             self._tried.popitem(last=False)
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import errors, middleware, openapi_security
+from api import errors, middleware, openapi_security, processes
 from api.routes import chat, completions, health, messages, metrics, models, responses, routing, tokenize
 from app import api_keys, logs, settings
 
@@ -26,6 +26,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.services = await context.__aenter__()
     except Exception as error:
         log.critical("the API cannot start: %s: %s", type(error).__name__, error)
+        processes.end_siblings()
         raise
     keys = "one has to send a key" if api_keys.read(chosen.api) else "no keys are set: whoever reaches it may use it"
     log.info("API %s is ready for %s; %s", app.state.services.id, chosen.served_name, keys)

@@ -1,17 +1,24 @@
-"""Prometheus metrics of the API process."""
+"""Prometheus metrics of the API: of this process, or of all that share the folder PROMETHEUS_MULTIPROC_DIR.
+
+The variable is prometheus_client's: with it, values lie in files there, one for each process and kind of metric.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+import os
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 
 from app.routing import Explanation
 
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 REGISTRY = CollectorRegistry()
 
 REQUESTS = Counter(
     "trivet_requests", "Requests by outcome: ok, cancelled, or the error's code.", ["outcome"], registry=REGISTRY
 )
-IN_FLIGHT = Gauge("trivet_requests_in_flight", "Requests being served.", registry=REGISTRY)
+IN_FLIGHT = Gauge("trivet_requests_in_flight", "Requests being served.", registry=REGISTRY, multiprocess_mode="livesum")
 FIRST_FRAME = Histogram(
     "trivet_time_to_first_frame_seconds",
     "From the request's arrival to the first event of its stream.",
@@ -24,9 +31,14 @@ DURATION = Histogram(
     buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
     registry=REGISTRY,
 )
-WORKERS = Gauge("trivet_workers", "Live workers by role.", ["role"], registry=REGISTRY)
+WORKERS = Gauge(
+    "trivet_workers", "Live workers by role.", ["role"], registry=REGISTRY, multiprocess_mode="livemostrecent"
+)
 TOKEN_GAPS = Gauge(
-    "trivet_token_gaps", "Gaps in the token stream that were refilled or ended a request.", registry=REGISTRY
+    "trivet_token_gaps",
+    "Gaps in the token stream that were refilled or ended a request.",
+    registry=REGISTRY,
+    multiprocess_mode="sum",
 )
 ROUTED = Counter(
     "trivet_routed",
@@ -56,4 +68,17 @@ GRAMMARS = Counter(
 
 
 def render() -> bytes:
-    return generate_latest(REGISTRY)
+    if FOLDER not in os.environ:
+        return generate_latest(REGISTRY)
+    _forget_the_dead()
+    shared = CollectorRegistry()
+    multiprocess.MultiProcessCollector(shared)  # type: ignore[no-untyped-call]
+    return generate_latest(shared)
+
+
+def _forget_the_dead() -> None:
+    """What a process that was killed had in flight, is no more. Its counts stay."""
+    for path in Path(os.environ[FOLDER]).glob("gauge_live*_*.db"):
+        pid = int(path.stem.rpartition("_")[2])
+        if not Path(f"/proc/{pid}").exists():
+            multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]

@@ -15,6 +15,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from api import metrics
 from api.grammars import Grammars
 from api.intake import Intake
 from api.media_memory import MediaMemory
@@ -132,6 +133,7 @@ class Services:
         while True:
             await asyncio.sleep(self.settings.api.lease_s / 4)
             self._look_for_strangers()
+            metrics.TOKEN_GAPS.set(self.reader.gaps)
             try:
                 await self._announce()
                 await self.pipeline.keep_reservations()

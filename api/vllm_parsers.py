@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 def chosen(settings: ApiSettings, config: Any, tokenizer: Any) -> dict[str, Any]:
     """Arguments for vLLM's serving classes: what the settings name, else what the model says itself.
 
-    vLLM names the reasoning parser of some architectures (gpt-oss). A tool parser follows from the tokenizer's own
-    description of answers, or from the way in which the chat template writes calls; otherwise there is none, and
+    The configuration has the reasoning parser (see `app.vllm_reasoning`). A tool parser follows from the tokenizer's
+    own description of answers, or from the way in which the chat template writes calls; otherwise there is none, and
     requests with tools get 400. Raises SettingsError for names that vLLM does not know.
     """
     tools = settings.tool_call_parser or _of_model(config, tokenizer)

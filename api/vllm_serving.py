@@ -8,7 +8,7 @@ from typing import Any
 from api import choices, service_tier, vllm_parsers
 from api.grammars import Known
 from api.pipeline import Pipeline
-from app import torchvision_ops, vllm_args
+from app import torchvision_ops, vllm_args, vllm_reasoning
 from app.errors import Failure, InvalidRequest, ModelNotFound
 from app.messages import Prompt
 from app.settings import Settings
@@ -196,7 +196,7 @@ def config_of(settings: Settings) -> Any:
 
     args = vllm_args.parse(settings.model, vllm_args.split(settings.engine.args))
     args.mm_processor_cache_gb = 0
-    args.reasoning_parser = settings.api.reasoning_parser or args.reasoning_parser
+    args.reasoning_parser = vllm_reasoning.of(settings.api.reasoning_parser, args)
     model_config = args.create_model_config()
     # Nothing is computed here, so no kernel has to support the quantization.
     model_config.quantization = None

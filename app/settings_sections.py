@@ -119,6 +119,8 @@ class ApiSettings(Section):
     """Address to listen on."""
     port: int = Field(8000, ge=1, le=65535)
     """Port of the OpenAI API."""
+    workers: int = Field(1, ge=1, le=64)
+    """Processes of the API under `trivet up`; by hand, uvicorn's flag `--workers` says how many."""
     request_timeout_s: float = Field(600.0, gt=0)
     """Deadline of a request; a request's `X-Request-Timeout` header (seconds) can only shorten it."""
     max_in_flight: int = Field(1024, ge=1)
@@ -132,7 +134,8 @@ class ApiSettings(Section):
     grammar_timeout_s: float = Field(5.0, gt=0)
     """Longest compiling of a request's JSON schema, regex or grammar; one that takes longer gets 400."""
     reasoning_parser: str | None = None
-    """vLLM's parser for the model's reasoning, by its name; API and workers need the same one."""
+    """vLLM's parser for the model's reasoning, by its name, or `none`; the one that the model tells when not given. API
+    and workers need the same one."""
     migration_limit: int = Field(1, ge=0)
     """How often a request whose worker died, and of which no token was sent yet, is placed on another one."""
     lease_s: float = Field(10.0, gt=0)
@@ -148,7 +151,7 @@ class ApiSettings(Section):
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Web sites whose pages may use the API, comma-separated origins: `https://chat.example.com`; `*` is every one."""
     sse_keep_alive_s: float = Field(15.0, ge=0)
-    """After so many seconds of silence in a stream, from its beginning on, a comment (`: ping`) is sent; 0: never."""
+    """After so many seconds of silence in a stream, its start included, a comment (`: ping`) is sent; 0: never."""
 
     @field_validator("api_keys", "cors_origins", mode="before")
     @classmethod

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from app import ports, torchvision_ops, vllm_args
+from app import ports, torchvision_ops, vllm_args, vllm_reasoning
 from app.roles import KVRole, Role, kv_role
 from app.settings import Settings
 from app.tensors import nixl_progress
@@ -71,8 +71,9 @@ def build(settings: Settings, embeddings: Path | None, sockets: Path | None = No
     if current_platform.is_cpu():
         prepare_cpu(settings)
     args = vllm_args.parse(settings.model, flags(settings))
-    # A grammar must not begin before the reasoning has ended, and only the parser knows when.
-    args.reasoning_parser = settings.api.reasoning_parser or args.reasoning_parser
+    if Role.DECODE in settings.roles:
+        # A grammar must not begin before the reasoning has ended, and only the parser knows when.
+        args.reasoning_parser = vllm_reasoning.of(settings.api.reasoning_parser, args)
     if current_platform.is_cpu():
         _cpu_defaults(args, settings)
     _transfer(args, settings)

@@ -14,7 +14,7 @@ router = APIRouter()
 
 @router.get("/metrics")
 async def prometheus(request: Request) -> Response:
-    """Prometheus metrics of this API process. Each worker serves its engine's; `trivet status` lists where."""
+    """Prometheus metrics of the API. Each worker serves its engine's; `trivet status` lists where."""
     services = request.app.state.services
     for role in Role:
         metrics.WORKERS.labels(role.value).set(sum(role in worker.roles for worker in services.fleet.now.workers))

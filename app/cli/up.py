@@ -44,6 +44,7 @@ def up(
     gpus: Annotated[str | None, typer.Option(help="GPUs to spread workers over, as 0,1,2; all if not given.")] = None,
     host: Annotated[str | None, typer.Option(help="Address of the API.")] = None,
     api_port: Annotated[int | None, typer.Option(help="Port of the API.")] = None,
+    api_workers: Annotated[int | None, typer.Option(help="Processes of the API, which share its port.")] = None,
     flower_port: Annotated[int | None, typer.Option(help="Port of Flower.")] = None,
     no_flower: Annotated[bool, typer.Option("--no-flower", help="Do without the dashboard.")] = False,
     api_keys_file: Annotated[str | None, typer.Option(help="File with the keys that open the API, one a line.")] = None,
@@ -102,7 +103,7 @@ API = ("host", "api_keys_file", "tool_call_parser", "enable_auto_tool_choice", "
 def flags(params: dict[str, Any]) -> dict[str, Any]:
     """The settings that the command line gave, as a tree."""
     tree: dict[str, Any] = {key: params[key] for key in TOP_LEVEL}
-    tree["api"] = {"port": params["api_port"]} | {key: params[key] for key in API}
+    tree["api"] = {"port": params["api_port"], "workers": params["api_workers"]} | {key: params[key] for key in API}
     tree["flower"] = {"port": params["flower_port"], "enabled": False if params["no_flower"] else None}
     tree["redis"] = {"broker_url": params["redis_url"]}
     return _given(tree)

@@ -49,7 +49,9 @@ class Layout:
 
     def api(self) -> Component:
         url = f"{self._state.api_url}/health/live"
-        spec = plan.api(self._settings, self._environment, self._state.logs)
+        metrics = self._state.sockets / "metrics"  # it goes with the sockets
+        metrics.mkdir(exist_ok=True)
+        spec = plan.api(self._settings, self._environment, self._state.logs, metrics)
         return self._component("api", spec, self._get(url))
 
     def flower(self) -> Component:

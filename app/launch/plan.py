@@ -149,11 +149,18 @@ def worker(engine: Engine, settings: Settings, shared: Mapping[str, str], count:
     return ProcessSpec(engine.id, tuple(argv), {**shared, **own}, logs / f"{engine.id}.log")
 
 
-def api(settings: Settings, shared: Mapping[str, str], logs: Path) -> ProcessSpec:
+def api(settings: Settings, shared: Mapping[str, str], logs: Path, metrics: Path) -> ProcessSpec:
+    """All processes of the API. Several share their metrics in the folder `metrics`, which must be there."""
     argv = (sys.executable, "-m", "uvicorn", "--app-dir", str(ROOT), "api.main:app")
     listen = ("--http", "api.http_protocol:BoundedHttp", "--host", settings.api.host, "--port", str(settings.api.port))
-    manners = ("--no-access-log", "--timeout-graceful-shutdown", "5", "--log-level", settings.log_level.lower())
-    return ProcessSpec("api", argv + listen + manners, {**shared, **secrets(settings)}, logs / "api.log")
+    manners: tuple[str, ...] = ("--no-access-log", "--timeout-graceful-shutdown", "5")
+    manners += ("--log-level", settings.log_level.lower())
+    own = {**shared, **secrets(settings)}
+    if settings.api.workers > 1:
+        # One that loads a tokenizer may not answer its parent for a while.
+        manners += ("--workers", str(settings.api.workers), "--timeout-worker-healthcheck", "60")
+        own["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
+    return ProcessSpec("api", argv + listen + manners, own, logs / "api.log")
 
 
 def flower(settings: Settings, shared: Mapping[str, str], logs: Path) -> ProcessSpec:

@@ -128,7 +128,7 @@ def test_children_of_an_up_other_than_the_api_have_no_keys(tmp_path: Path) -> No
     shared = plan.child_environment(chosen, tmp_path)
     (engine,) = plan.engines(chosen, "agg", {"agg": 1}, [], "default")
     others = [plan.worker(engine, chosen, shared, 1, tmp_path), plan.flower(chosen, shared, tmp_path)]
-    api = plan.api(chosen, shared, tmp_path)
+    api = plan.api(chosen, shared, tmp_path, tmp_path)
     assert all("5ecret" not in f"{one.argv} {one.environment}" for one in others)
     assert "5ecret" not in f"{api.argv} {api.log}"
     assert api.environment["TRIVET_API__API_KEYS"] == f"{SECRET},other"
@@ -136,7 +136,8 @@ def test_children_of_an_up_other_than_the_api_have_no_keys(tmp_path: Path) -> No
 
 def test_the_apis_process_loads_the_same_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     chosen = with_keys()
-    for name, value in plan.api(chosen, plan.child_environment(chosen, tmp_path), tmp_path).environment.items():
+    shared = plan.child_environment(chosen, tmp_path)
+    for name, value in plan.api(chosen, shared, tmp_path, tmp_path).environment.items():
         monkeypatch.setenv(name, value)
     assert keys() == (SECRET, "other")
 

@@ -11,7 +11,7 @@ import pytest
 from app import ports
 from app.roles import Role
 from app.settings import Settings, SettingsError
-from app.settings_sections import EngineSettings, WorkerSettings
+from app.settings_sections import ApiSettings, EngineSettings, WorkerSettings
 from workers import engine_args
 
 E, P, D = Role.ENCODE, Role.PREFILL, Role.DECODE
@@ -33,7 +33,8 @@ def environment() -> Iterator[None]:
 
 def settings(*roles: Role, **engine: Any) -> Settings:
     worker = WorkerSettings(roles=frozenset(roles or {E, P, D}))
-    return Settings(model="m", enable_multimodal=True, worker=worker, engine=EngineSettings(**engine))
+    api = ApiSettings(reasoning_parser="none")  # there is no such model to ask
+    return Settings(model="m", enable_multimodal=True, worker=worker, engine=EngineSettings(**engine), api=api)
 
 
 FLAGS = {

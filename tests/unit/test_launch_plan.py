@@ -127,13 +127,21 @@ def test_a_folder_of_the_users_is_not_taken_for_ours(
 
 def test_api_and_flower_listen_where_the_settings_say(tmp_path: Path) -> None:
     chosen = Settings(api={"host": "::1", "port": 81}, flower={"port": 82}, log_level="ERROR")  # type: ignore[arg-type]
-    api = " ".join(plan.api(chosen, {}, tmp_path).argv)
+    api = " ".join(plan.api(chosen, {}, tmp_path, tmp_path).argv)
     assert "uvicorn --app-dir" in api
     assert "api.main:app --http api.http_protocol:BoundedHttp --host ::1 --port 81 --no-access-log" in api
     assert api.endswith(" --timeout-graceful-shutdown 5 --log-level error")
     flower = plan.flower(chosen, {}, tmp_path).argv
     assert flower[4:7] == ("app.celery", "flower", "--address=127.0.0.1")
     assert "--port=82" in flower
+
+
+def test_several_processes_of_the_api_share_their_metrics(tmp_path: Path) -> None:
+    spec = plan.api(Settings(api={"workers": 3}), {}, tmp_path, tmp_path / "metrics")  # type: ignore[arg-type]
+    assert spec.argv[-4:] == ("--workers", "3", "--timeout-worker-healthcheck", "60")
+    assert spec.environment["PROMETHEUS_MULTIPROC_DIR"] == str(tmp_path / "metrics")
+    alone = plan.api(Settings(), {}, tmp_path, tmp_path / "metrics")
+    assert "--workers" not in alone.argv and "PROMETHEUS_MULTIPROC_DIR" not in alone.environment
 
 
 def test_flowers_options_are_ones_that_it_knows(tmp_path: Path) -> None:
