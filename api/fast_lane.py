@@ -99,6 +99,8 @@ def _details(delta: Delta) -> dict[str, Any] | None:
     details: dict[str, Any] = {}
     if delta.cached_tokens is not None:
         details["cached_tokens"] = delta.cached_tokens
+    if delta.created_cache_tokens is not None:
+        details["created_cache_tokens"] = delta.created_cache_tokens
     if delta.media_tokens:
         details["multimodal_tokens"] = delta.media_tokens
     return details or None

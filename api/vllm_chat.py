@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import orjson
-from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensResponse
+from vllm.entrypoints.anthropic.protocol import AnthropicContextManagement, AnthropicCountTokensResponse
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -95,7 +95,8 @@ class Messages(MediaTokens, AnthropicServingMessages):
             if isinstance(answer, ErrorResponse):
                 return answer
             count = answer.usage.prompt_tokens
-        return AnthropicCountTokensResponse(input_tokens=count)
+        context = AnthropicContextManagement(original_input_tokens=count)
+        return AnthropicCountTokensResponse(input_tokens=count, context_management=context)
 
 
 async def _until_error(frames: AsyncGenerator[str, None], failed: list[str]) -> AsyncGenerator[str, None]:

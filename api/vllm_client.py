@@ -222,6 +222,7 @@ class Outputs:
             outputs=[vllm_outputs.completion(index, one)],
             finished=one.final,
             num_cached_tokens=first.cached_tokens,
+            num_cache_creation_tokens=first.created_cache_tokens,
         )
 
 

@@ -106,10 +106,13 @@ class RenderedPrompt(Message):
 
 class KVHandoff(Message):
     """Where the prefilled KV blocks lie. `params` is vLLM's `kv_transfer_params`, verbatim; they may be read until
-    `expires_at` (unix seconds)."""
+    `expires_at` (unix seconds). `cached_tokens` and `created_cache_tokens` are as in `Delta`, of the prefill worker:
+    for the one that decodes all blocks come from elsewhere."""
 
     params: dict[str, Any]
     expires_at: float
+    cached_tokens: int | None = None
+    created_cache_tokens: int | None = None
 
 
 class Assignment(Message):
@@ -226,9 +229,10 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What one engine step added to one request.
 
     `seq` counts the deltas of an attempt from 0; one with an `error` ends the attempt whatever its number. The last one
-    has a `finish_reason` or an `error`, and what was `measured` (see StageTask). `prompt_token_ids` comes with the
-    first one when rendering changed the prompt, `cached_tokens` with the first one. A first one without tokens is a
-    prefill worker's, with what was asked about the prompt.
+    has a `finish_reason` or an `error`, and what was `measured` (see StageTask). With the first one come
+    `prompt_token_ids`, when rendering changed the prompt, `cached_tokens`, which a prefix cache had, and
+    `created_cache_tokens`, which one has now. A first one without tokens is a prefill worker's, with what was asked
+    about the prompt.
     """
 
     request: str
@@ -241,6 +245,7 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     prompt_token_ids: list[int] | None = None
     media_tokens: dict[str, int] | None = None
     cached_tokens: int | None = None
+    created_cache_tokens: int | None = None
     measured: dict[str, float] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -270,6 +275,7 @@ def joined(deltas: list[Delta]) -> Delta:
         prompt_token_ids=first.prompt_token_ids,
         media_tokens=first.media_tokens,
         cached_tokens=first.cached_tokens,
+        created_cache_tokens=first.created_cache_tokens,
         measured=last.measured,
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,

@@ -34,13 +34,14 @@ REPORT = "kv_cache_report_mode"
 class Prefilled(NamedTuple):
     """What a prefill gave: vLLM's `kv_transfer_params` for whoever decodes, and what was asked about the prompt.
 
-    `prompt_logprobs` are vLLM's, None if they were not asked for, `cached_tokens` were not computed, and `stats` are
-    vLLM's times of the request.
+    `prompt_logprobs` are vLLM's, None if they were not asked for, `cached_tokens` were not computed,
+    `created_cache_tokens` are cached now, and `stats` are vLLM's times of the request.
     """
 
     kv: dict[str, Any]
     prompt_logprobs: Any
     cached_tokens: int | None
+    created_cache_tokens: int | None
     stats: Any = None
 
 
@@ -145,7 +146,8 @@ class Engine:
         if final is None or final.kv_transfer_params is None:
             reason = "nothing" if final is None else final.outputs[0].finish_reason
             raise EngineFailed(f"prefill ended without KV blocks to hand on ({reason})")
-        return Prefilled(dict(final.kv_transfer_params), final.prompt_logprobs, final.num_cached_tokens, final.metrics)
+        cached, created = final.num_cached_tokens, final.num_cache_creation_tokens
+        return Prefilled(dict(final.kv_transfer_params), final.prompt_logprobs, cached, created, final.metrics)
 
     def generate(self, engine_input: Any, task: StageTask, kv: dict[str, Any] | None) -> AsyncIterator[Any]:
         """The request's outputs, one for each engine step. With `kv` the prompt's blocks are pulled, not computed."""

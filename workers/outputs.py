@@ -32,6 +32,7 @@ def delta(output: Any, request_id: str, attempt: int, seq: int) -> Delta:
         logprobs=None if completion.logprobs is None else [_position(one) for one in completion.logprobs],
         prompt_logprobs=_prompt_logprobs(output.prompt_logprobs) if first else None,
         cached_tokens=output.num_cached_tokens if first else None,
+        created_cache_tokens=output.num_cache_creation_tokens if first else None,
         finish_reason=completion.finish_reason,
         stop_reason=completion.stop_reason,
     )
@@ -45,6 +46,7 @@ def of_prompt(prefilled: Prefilled, request_id: str, attempt: int) -> Delta:
         seq=0,
         prompt_logprobs=_prompt_logprobs(prefilled.prompt_logprobs),
         cached_tokens=prefilled.cached_tokens,
+        created_cache_tokens=prefilled.created_cache_tokens,
     )
 
 

@@ -114,7 +114,8 @@ async def test_tokens_are_counted(surface: Surface) -> None:
     surface.pipeline.deltas = answer("a")
     await surface.post(PATH, **ASK, system="be brief")
     (job,) = surface.pipeline.jobs
-    assert found.json()["input_tokens"] == len(job.prompt.token_ids)
+    count = len(job.prompt.token_ids)
+    assert found.json() == {"input_tokens": count, "context_management": {"original_input_tokens": count}}
 
 
 async def test_what_a_picture_takes_is_asked_of_a_worker(surface: Surface) -> None:

@@ -17,8 +17,9 @@ from app.errors import InvalidRequest, NoWorker
 from app.messages import TokenLogprob
 from tests.contract.serving import frames, step
 
+CACHED: dict[str, Any] = {"cached_tokens": 16, "created_cache_tokens": 8}
 ANSWER = [
-    [step(0, "", [5], prompt_token_ids=[1] * 33, media_tokens={"image": 12}, cached_tokens=16)],
+    [step(0, "", [5], prompt_token_ids=[1] * 33, media_tokens={"image": 12}, **CACHED)],
     [step(1, ' "quoted"\n', [6]), step(2, " ünï ☃", [7])],
     [step(3, "", [8])],
     [step(4, " end", [9], finish_reason="stop", stop_reason="###")],
@@ -74,7 +75,7 @@ async def test_what_is_not_plain_takes_vllms_lane(serving: Any, body: dict[str, 
 
 
 async def test_whole_answer_counts_what_the_worker_counted(serving: Any, pipeline: Any) -> None:
-    counted = {"prompt_token_ids": [1] * 33, "media_tokens": {"image": 12}, "cached_tokens": 16}
+    counted = {"prompt_token_ids": [1] * 33, "media_tokens": {"image": 12}, **CACHED}
     pipeline.deltas = [[step(0, "all of it", [1, 2, 3], finish_reason="stop", **counted)]]
     context.enter(RequestContext("test", 2e9))
     request = serving.chat_request({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}, "test")
@@ -82,7 +83,7 @@ async def test_whole_answer_counts_what_the_worker_counted(serving: Any, pipelin
     assert answer["choices"][0]["message"]["content"] == "all of it"
     usage = answer["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (33, 3)
-    assert usage["prompt_tokens_details"]["cached_tokens"] == 16
+    assert {name: usage["prompt_tokens_details"][name] for name in CACHED} == CACHED
     assert usage["prompt_tokens_details"]["multimodal_tokens"] == {"image": 12}
 
 

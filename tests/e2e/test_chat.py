@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import pytest
 
@@ -76,6 +78,23 @@ def test_usage_counts_the_tokens_of_pictures(stack: Stack) -> None:
     usage = list(stream)[-1].usage
     assert usage.prompt_tokens == two.prompt_tokens
     assert usage.prompt_tokens_details.multimodal_tokens == {"image": 24}
+
+
+def test_usage_counts_what_the_prefix_cache_had(stack: Stack) -> None:
+    """Whole blocks of 32 tokens, and not those that a decode worker had from a prefill worker."""
+    messages = user(f"{stack.topology}: how many apples are in the bowl on the table? " * 6)
+
+    def counts() -> tuple[int, int, int]:
+        ask: dict[str, Any] = {"model": "tiny", "messages": messages, "max_tokens": 2, "temperature": 0}
+        *_, last = stack.client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True})
+        details = last.usage.prompt_tokens_details
+        return last.usage.prompt_tokens, details.cached_tokens, details.created_cache_tokens
+
+    prompt, *new = counts()
+    blocks = prompt // 32 * 32
+    assert new == [0, blocks] and blocks > 0
+    again = (prompt - 1) // 32 * 32
+    assert counts() == (prompt, again, blocks - again)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -18,7 +18,6 @@ from tests.e2e.prompts import picture, user
 from tests.e2e.stack import Stack, up
 
 BLOCK = 32
-STORY = "Tell me a story about the sea and the moon, number {}. " * 6
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +59,11 @@ def explained(stack: Stack, messages: list[dict[str, Any]]) -> Asked:
     return Asked(stack, messages, "/debug/route")
 
 
+def story(number: int | str) -> str:
+    """More than two blocks, and its own from the beginning on."""
+    return f"Number {number}: " + "tell me a story about the sea and the moon. " * 6
+
+
 def shown(url: str, question: str) -> list[dict[str, Any]]:
     return user({"type": "image_url", "image_url": {"url": url}}, question)
 
@@ -67,13 +71,13 @@ def shown(url: str, question: str) -> list[dict[str, Any]]:
 def talks(kind: str, number: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """A first request, and one that has at least two blocks in common with it."""
     if kind == "text":
-        return user(STORY.format(number)), user(STORY.format(number))
+        return user(story(number)), user(story(number))
     seed = 700 + number
-    first = shown(picture(seed, (256, 192)), STORY.format(number))
+    first = shown(picture(seed, (256, 192)), story(number))
     if kind == "image":
         return first, first
     again = picture(seed, (256, 192)).replace("data:image/png;", "data:image/png;name=again;")
-    return first, shown(again, STORY.format(number))
+    return first, shown(again, story(number))
 
 
 def wait_until_held(stack: Stack, messages: list[dict[str, Any]]) -> None:
@@ -104,11 +108,11 @@ def test_the_second_request_goes_to_the_holder(fleet: Stack, kind: str) -> None:
 
 
 def test_a_talk_stays_where_its_history_is(fleet: Stack) -> None:
-    messages = shown(picture(801), STORY.format(801))
+    messages = shown(picture(801), story(801))
     first = Asked(fleet, messages)
     for turn in range(3):
         wait_until_held(fleet, messages)
-        messages = [*messages, first.reply, {"role": "user", "content": STORY.format(f"801, turn {turn}")}]
+        messages = [*messages, first.reply, {"role": "user", "content": story(f"801, turn {turn}")}]
         next_one = Asked(fleet, messages)
         assert next_one.worker == first.worker
         assert next_one.cached >= next_one.held * BLOCK > 0
@@ -116,10 +120,10 @@ def test_a_talk_stays_where_its_history_is(fleet: Stack) -> None:
 
 
 def test_text_before_a_picture_that_nobody_has_seen_counts(fleet: Stack) -> None:
-    before = Asked(fleet, user(STORY.format(850)))
-    wait_until_held(fleet, user(STORY.format(850)))
+    before = Asked(fleet, user(story(850)))
+    wait_until_held(fleet, user(story(850)))
     new = {"type": "image_url", "image_url": {"url": picture(850)}}
-    after = Asked(fleet, user(STORY.format(850), new, "What is it?"))
+    after = Asked(fleet, user(story(850), new, "What is it?"))
     assert after.worker == before.worker
     assert not after.reasons.get("exact", True)
     assert after.cached >= 2 * BLOCK
@@ -127,20 +131,20 @@ def test_text_before_a_picture_that_nobody_has_seen_counts(fleet: Stack) -> None
 
 def test_pictures_that_differ_share_nothing(fleet: Stack) -> None:
     for seed in (860, 861):
-        asked = Asked(fleet, shown(picture(seed, (256, 192)), STORY.format(860)))
+        asked = Asked(fleet, shown(picture(seed, (256, 192)), story(860)))
         assert asked.cached < 2 * BLOCK
 
 
 def test_the_router_tells_without_doing(fleet: Stack) -> None:
-    messages = user(STORY.format(870))
+    messages = user(story(870))
     assert explained(fleet, messages).held == 0
     assert explained(fleet, messages).reasons["candidates"][0].get("requests", 0) == 0
     assert Asked(fleet, messages).cached == 0
 
 
 def test_redis_tells_who_holds_what(fleet: Stack) -> None:
-    Asked(fleet, user(STORY.format(880)))
-    wait_until_held(fleet, user(STORY.format(880)))
+    Asked(fleet, user(story(880)))
+    wait_until_held(fleet, user(story(880)))
     with fleet.redis as client:
         for worker in fleet.all_workers():
             names = client.smembers(keys.kv(worker.id, 0))
@@ -149,7 +153,7 @@ def test_redis_tells_who_holds_what(fleet: Stack) -> None:
 
 
 def test_when_the_holder_dies_another_answers(fleet: Stack) -> None:
-    messages = shown(picture(890), STORY.format(890))
+    messages = shown(picture(890), story(890))
     before = Asked(fleet, messages)
     wait_until_held(fleet, messages)
     (holder,) = [one for one in fleet.all_workers() if one.id == before.worker]

@@ -145,7 +145,7 @@ def test_messages_say_what_chat_says(stack: Stack) -> None:
     assert answer["content"] == [{"type": "text", "text": said.choices[0].message.content}]
     count = post(stack, "/v1/messages/count_tokens", model="tiny", messages=conversation).json()
     usage = answer["usage"]
-    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == count["input_tokens"]
+    assert sum(tokens for name, tokens in usage.items() if "input" in name) == count["input_tokens"]
     found = events(post(stack, "/v1/messages", messages=conversation, stream=True, **ANTHROPIC))
     assert (found[0]["type"], found[-1]["type"]) == ("message_start", "message_stop")
     text = "".join(one["delta"]["text"] for one in found if one["type"] == "content_block_delta")

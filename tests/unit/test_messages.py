@@ -155,6 +155,7 @@ DELTAS = st.builds(
     prompt_token_ids=st.none() | st.lists(st.integers(0, 1 << 20)),
     media_tokens=st.none() | st.dictionaries(st.text(), st.integers(0, 1 << 20)),
     cached_tokens=st.none() | st.integers(0, 1 << 20),
+    created_cache_tokens=st.none() | st.integers(0, 1 << 20),
     finish_reason=st.none() | st.sampled_from(["stop", "length"]),
     stop_reason=st.none() | st.integers(0, 1 << 20) | st.text(),
     error=st.none() | st.builds(Failure, st.integers(400, 599), st.text(), st.text(), st.none() | st.text()),

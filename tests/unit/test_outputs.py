@@ -25,7 +25,8 @@ def output(**changes: Any) -> SimpleNamespace:
         }
     )
     prompt_logprobs = changes.pop("prompt_logprobs", None)
-    return SimpleNamespace(outputs=[completion], prompt_logprobs=prompt_logprobs, num_cached_tokens=3)
+    counted = {"num_cached_tokens": 3, "num_cache_creation_tokens": 2}
+    return SimpleNamespace(outputs=[completion], prompt_logprobs=prompt_logprobs, **counted)
 
 
 def logprob(value: float, rank: int = 1, text: str | None = "t") -> SimpleNamespace:
@@ -42,15 +43,15 @@ def test_a_step() -> None:
 def test_what_is_said_once_is_said_first() -> None:
     made = output(prompt_logprobs=[None, {7: logprob(-1.0)}])
     first, second = outputs.delta(made, "r", 0, 0), outputs.delta(made, "r", 0, 1)
-    assert (first.cached_tokens, first.prompt_logprobs) == (3, [None, [TokenLogprob(7, -1.0, 1, "t")]])
-    assert (second.cached_tokens, second.prompt_logprobs) == (None, None)
+    assert (first.cached_tokens, first.created_cache_tokens) == (3, 2)
+    assert first.prompt_logprobs == [None, [TokenLogprob(7, -1.0, 1, "t")]]
+    assert (second.cached_tokens, second.created_cache_tokens, second.prompt_logprobs) == (None, None, None)
 
 
 def test_what_a_prefill_says_of_the_prompt_is_no_part_of_the_answer() -> None:
-    said = outputs.of_prompt(Prefilled({}, [None, {7: logprob(-1.0)}], 3), "r", 1)
-    assert said == Delta(
-        request="r", attempt=1, seq=0, prompt_logprobs=[None, [TokenLogprob(7, -1.0, 1, "t")]], cached_tokens=3
-    )
+    said = outputs.of_prompt(Prefilled({}, [None, {7: logprob(-1.0)}], 3, 2), "r", 1)
+    scores = [None, [TokenLogprob(7, -1.0, 1, "t")]]
+    assert said == Delta(request="r", attempt=1, seq=0, prompt_logprobs=scores, cached_tokens=3, created_cache_tokens=2)
     assert not said.answers and outputs.delta(output(), "r", 1, 1).answers
 
 

@@ -63,6 +63,8 @@ async def _deltas(
         if seq == 0 and ready.prompt.items:
             delta.prompt_token_ids = ready.prompt.token_ids
             delta.media_tokens = rendered.media_tokens(ready.engine_input)
+        if seq == 0 and task.kv is not None:
+            delta.cached_tokens, delta.created_cache_tokens = task.kv.cached_tokens, task.kv.created_cache_tokens
         if task.timings and delta.final:
             watch.engine(output.metrics, pulled=kv is not None)
             delta.measured = watch.measured

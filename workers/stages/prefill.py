@@ -39,7 +39,8 @@ async def refuse(host: Host, task: PrefillTask) -> None:
 async def _hand_on(host: Host, task: PrefillTask, ready: Ready, prefilled: Prefilled, watch: Watch) -> None:
     expires_at = time.time() + host.settings.engine.kv_lease_s - LEASE_MARGIN_S
     said = await _say_of_the_prompt(host, task, ready, prefilled)
-    handoff = KVHandoff(params=prefilled.kv, expires_at=expires_at)
+    cached = {"cached_tokens": prefilled.cached_tokens, "created_cache_tokens": prefilled.created_cache_tokens}
+    handoff = KVHandoff(params=prefilled.kv, expires_at=expires_at, **cached)
     decision = await _choose(host, task, ready.prompt)
     common = task.model_dump(exclude={"prompt", "plan"}) | {"measured": watch.measured if task.timings else {}}
     decode = DecodeTask(**common, plan=decision.plan, prompt=ready.prompt, kv=handoff, seq=said)
