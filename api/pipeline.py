@@ -168,6 +168,10 @@ class Pipeline:
         if self._ending:
             await asyncio.wait(self._ending, timeout=timeout_s)
 
+    async def leave(self) -> None:
+        """Leave no reservation behind. Raises RedisError or OSError."""
+        await self._reservations.leave(self._api)
+
     async def keep_reservations(self) -> None:
         """Give back what nobody else will: places of API processes that died, and of requests that nobody runs here."""
         await self._reservations.reap()

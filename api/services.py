@@ -118,6 +118,7 @@ class Services:
         with suppress(RedisError, OSError):
             async with asyncio.timeout(LAST_WORDS_S):
                 await self.cache.delete(keys.api(self.id), keys.replay(self.id))
+                await self.pipeline.leave()
 
     async def _announce(self) -> None:
         record = {
