@@ -54,6 +54,27 @@ class MediaRefused(InvalidRequest):
     code = "invalid_media"
 
 
+class MediaTooLarge(MediaRefused):
+    """A medium has more bytes than `media.max_item_mb`."""
+
+    code = "media_too_large"
+
+
+class MediaUrlRefused(MediaRefused):
+    """The policy on media URLs (`media_urls`) does not let this one be fetched, or a redirect of it be followed."""
+
+    code = "media_url_refused"
+
+
+class MediaUnreachable(MediaRefused):
+    """The media host did not give the medium: no address, no connection, not in time, or another answer.
+
+    A client's fault like the others: a status that says "try again" would send every dead link three times.
+    """
+
+    code = "media_unreachable"
+
+
 class MultimodalDisabled(InvalidRequest):
     """Media were sent to a server that was started without `--enable-multimodal`."""
 
@@ -136,6 +157,14 @@ class MediaMemoryFull(TrivetError):
 
     status = 503
     code = "media_memory_full"
+    retry_after_s = 1
+
+
+class MediaFetchesBusy(TrivetError):
+    """As many media are being fetched as `media_urls.max_concurrent_fetches` allows, and none of them ended in time."""
+
+    status = 503
+    code = "media_fetches_busy"
     retry_after_s = 1
 
 

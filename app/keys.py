@@ -10,6 +10,7 @@
 | `trivet:item:<model>:<identity>` | string, JSON | `items.record_ttl_s` after its last use | an item record |
 | `trivet:emb:<model>:<identity>` | hash | the same | worker -> where it holds the item's embedding, JSON |
 | `trivet:encoding:<model>:<identity>` | string, JSON | `items.encode_timeout_s` | whoever is to encode the item |
+| `trivet:url:<digest>` | string, JSON | `media_urls.memo_ttl_s` after its last use | what a media URL gave last |
 | `trivet:replay:<api>` | stream, capped | 600 s after the last batch | the last token batches, to refill a gap |
 | `trivet:tokens:<api>` | channel | | token batches for one API process |
 | `trivet:cancel` | channel | | ids of requests to stop |
@@ -68,6 +69,10 @@ def embedding(model: str, identity: str) -> str:
 
 def encoding(model: str, identity: str) -> str:
     return f"{PREFIX}encoding:{model}:{identity}"
+
+
+def url(digest: str) -> str:
+    return f"{PREFIX}url:{digest}"
 
 
 def replay(api_id: str) -> str:
