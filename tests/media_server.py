@@ -53,9 +53,15 @@ class File:
     media_type: str
     etag: str | None = None
     last_modified: str | None = None
+    date: str | None = None
 
     def headers(self) -> dict[str, str]:
-        named = {"Content-Type": self.media_type, "ETag": self.etag, "Last-Modified": self.last_modified}
+        named = {
+            "Content-Type": self.media_type,
+            "ETag": self.etag,
+            "Last-Modified": self.last_modified,
+            "Date": self.date,
+        }
         return {name: value for name, value in named.items() if value}
 
     def is_known(self, headers: dict[str, str]) -> bool:
@@ -76,20 +82,30 @@ class Request:
 
 @dataclass
 class MediaHost:
-    """`requests` are in order of arrival; `connections` counts those that were opened."""
+    """`requests` are in order of arrival. `connections` counts those opened so far, `open` those that are, `peak` the
+    most that were at once."""
 
     scheme: str
     port: int = 0
     files: dict[str, File] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     connections: int = 0
+    open: int = 0
+    peak: int = 0
 
     def put(
-        self, path: str, data: bytes, media_type: str, *, etag: bool = False, last_modified: str | None = None
+        self,
+        path: str,
+        data: bytes,
+        media_type: str,
+        *,
+        etag: bool = False,
+        last_modified: str | None = None,
+        date: str | None = None,
     ) -> str:
         """Lay a file there, in place of what was; its URL. Its `etag` is one of the content."""
         named = f'"{hashlib.sha256(data).hexdigest()[:16]}"' if etag else None
-        self.files[path] = File(data, media_type, named, last_modified)
+        self.files[path] = File(data, media_type, named, last_modified, date)
         return self.url(path)
 
     def url(self, path: str, host: str = HOST) -> str:
@@ -123,12 +139,15 @@ async def _serve(host: MediaHost, tls: ssl.SSLContext | None, ready: threading.E
         task = asyncio.current_task()
         assert task is not None
         open_now.add(task)
+        host.open += 1
+        host.peak = max(host.peak, host.open)
         try:
             with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 while await _Exchange(host, reader, writer).run():
                     pass
         finally:
             open_now.discard(task)
+            host.open -= 1
             writer.transport.abort()
 
     server = await asyncio.start_server(connected, HOST, 0, ssl=tls)

@@ -7,6 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpcore
 
+from app.media.url_policy import MediaUrl
 from app.settings import SettingsError
 from app.settings_sections import MediaUrlSettings
 
@@ -34,6 +35,33 @@ def open_pool(limits: MediaUrlSettings, dialer: httpcore.AsyncNetworkBackend) ->
         max_connections=most,
         keepalive_expiry=KEEP_ALIVE_S,
     )
+
+
+async def get(
+    pool: httpcore.AsyncConnectionPool, url: MediaUrl, headers: list[tuple[str, str]], connect_s: float
+) -> httpcore.Response:
+    """The answer to a GET, of which only the head has been read. Raises what httpcore and the dialer raise.
+
+    A host may close an idle connection just as it is used again, and has then not seen the request: that one goes out
+    once more (RFC 9112, 9.3.1).
+    """
+    dialled = False
+
+    async def note(event: str, _: object) -> None:
+        nonlocal dialled
+        dialled = dialled or event == "connection.connect_tcp.complete"
+
+    async def ask() -> httpcore.Response:
+        target = httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
+        extensions = {"timeout": {"connect": connect_s}, "trace": note}
+        return await pool.handle_async_request(httpcore.Request("GET", target, headers=headers, extensions=extensions))
+
+    try:
+        return await ask()
+    except (httpcore.NetworkError, httpcore.RemoteProtocolError):
+        if dialled:
+            raise
+        return await ask()
 
 
 def _tls(limits: MediaUrlSettings) -> ssl.SSLContext:

@@ -64,7 +64,7 @@ class CheckedDialer(httpcore.AsyncNetworkBackend):
         self,
         host: str,
         port: int,
-        timeout: float | None = None,  # noqa: ASYNC109: httpcore's name
+        timeout: float | None = None,  # noqa: ASYNC109 (httpcore's)
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:

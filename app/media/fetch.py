@@ -7,14 +7,14 @@ import logging
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import httpcore
 
 from app.errors import MediaFetchesBusy, MediaRefused, MediaUnreachable, MediaUrlRefused
 from app.media import response as answer
-from app.media.connections import open_pool
+from app.media.connections import get, open_pool
 from app.media.dialer import CheckedDialer, Resolver
 from app.media.file_root import FileRoot
 from app.media.response import Validators
@@ -56,7 +56,7 @@ class _Question:
     known: Validators
 
     def headers(self, url: MediaUrl) -> list[tuple[str, str]]:
-        """For `url`, this one or one that it was redirected to: whose medium is another, whatever it says of changes."""
+        """For `url`: this one, or one that it was redirected to, whose medium is another one."""
         known = self.known if url == self.url else Validators()
         named = {
             "Host": url.authority,
@@ -171,11 +171,8 @@ class MediaFetcher:
         """The answer at the end of all redirects."""
         url = question.url
         for _ in range(1 + MAX_REDIRECTS):
-            async with self._pool.stream(
-                "GET",
-                httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target),
-                headers=question.headers(url),
-                extensions={"timeout": {"connect": self._limits.connect_timeout_s}},
+            async with aclosing(
+                await get(self._pool, url, question.headers(url), self._limits.connect_timeout_s)
             ) as response:
                 if response.status not in REDIRECTS:
                     return await self._take(response, question, redirected=url != question.url)
@@ -196,7 +193,10 @@ class MediaFetcher:
 
 
 def _why(error: Exception) -> str:
-    if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is not None:
         return "the URL's host has no valid TLS certificate"
     if isinstance(error, (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.ProxyError)):
         return "the URL's host takes no connection"

@@ -167,7 +167,7 @@ def _host(text: str) -> tuple[str, Address | None]:
     try:
         return name, IPv4Address(name)
     except AddressValueError:
-        raise MediaUrlRefused("the URL's host is a number; an IPv4 address is written as 192.0.2.1") from None
+        raise MediaUrlRefused("the URL's host is a number; an IPv4 address has four numbers from 0 to 255") from None
 
 
 def _ascii(name: str) -> str:
