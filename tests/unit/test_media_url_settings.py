@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from app.settings import SettingsError, environment, load
+from tests import readme
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,13 @@ def test_children_get_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment(chosen).items():
         monkeypatch.setenv(name, value)
     assert load() == chosen
+
+
+def test_the_example_in_the_readme() -> None:
+    (block,) = readme.blocks("toml", readme.section("Media from URLs"))
+    Path("trivet.toml").write_text(block)
+    chosen = load().media_urls
+    assert "*.cdn.example.com" in chosen.allowed_media_domains and not chosen.allow_redirects
 
 
 def test_a_file_may_have_lists_and_numbers() -> None:
