@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine
-from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import orjson
@@ -103,8 +102,8 @@ async def _begin(
     services: Services, asked: RequestContext, body: dict[str, Any], generation: Generation
 ) -> Response | tuple[Frame, Frames]:
     """A whole response, or the first frame and those to come."""
-    held = await services.intake.admit(body, generation.shape, asked.tenant)
-    asked.on_close.append(partial(services.intake.release, held))
+    admission = await services.intake.admit(body, generation.shape, asked.tenant)
+    asked.on_close.append(admission.release)
     # Clients that send every field they know send null for "default".
     given = {name: value for name, value in body.items() if value is not None}
     try:

@@ -16,7 +16,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from api.intake import Intake
-from api.media_memory import MediaMemory
+from api.media_desk import MediaDesk
 from api.pipeline import Pipeline
 from api.vllm_serving import Serving
 from app import keys
@@ -66,8 +66,8 @@ class Services:
             ItemIndex(self.cache, self.fingerprint, settings.items),
             self.cache,
         )
-        self.media = MediaMemory(settings) if settings.enable_multimodal else None
-        self.intake = Intake(settings, self.media.holder if self.media else None, self.fingerprint)
+        self.media = MediaDesk(settings, self.fingerprint) if settings.enable_multimodal else None
+        self.intake = Intake(settings, self.media.sources if self.media else None)
         self.in_flight = 0
         self._strangers: set[str] = set()
         self._background: list[asyncio.Task[None]] = []

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app import keys
 from app.errors import Failure
 
-Modality = Literal["image", "video"]
+Modality = Literal["image", "video", "audio"]
 
 
 class Message(BaseModel):

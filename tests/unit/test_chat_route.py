@@ -34,13 +34,13 @@ class Intake:
     """Holds something for every request, and notes what is released."""
 
     def __init__(self) -> None:
-        self.released: list[list[str]] = []
+        self.released: list[str] = []
 
-    async def admit(self, _body: dict[str, Any], _shape: Any, _tenant: str) -> list[str]:
-        return ["identity"]
+    async def admit(self, _body: dict[str, Any], _shape: Any, _tenant: str) -> Any:
+        return SimpleNamespace(release=self.release)
 
-    async def release(self, identities: list[str]) -> None:
-        self.released.append(identities)
+    async def release(self) -> None:
+        self.released.append("identity")
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ async def test_media_are_released_when_the_answer_is_whole(
 ) -> None:
     answer_with(services, monkeypatch, Answer())
     assert (await client.post("/v1/chat/completions", json={"n": 1})).json() == {"text": "hello"}
-    assert services.intake.released == [["identity"]]
+    assert services.intake.released == ["identity"]
 
 
 async def test_media_are_released_when_the_stream_ends(
@@ -125,12 +125,12 @@ async def test_media_are_released_when_the_stream_ends(
     answer_with(services, monkeypatch, _frames(b"data: 1\n\n", b"data: [DONE]\n\n"))
     answer = await client.post("/v1/chat/completions", json={"n": 1})
     assert answer.text == "data: 1\n\ndata: [DONE]\n\n"
-    assert services.intake.released == [["identity"]]
+    assert services.intake.released == ["identity"]
 
 
 async def test_media_are_released_when_the_request_fails(client: httpx.AsyncClient, services: Any) -> None:
     assert (await client.post("/v1/chat/completions", json={"n": "many"})).status_code == 400
-    assert services.intake.released == [["identity"]]
+    assert services.intake.released == ["identity"]
 
 
 async def test_media_are_released_when_the_client_leaves(services: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ async def test_media_are_released_when_the_client_leaves(services: Any, monkeypa
         answer_with(services, monkeypatch, answer)
         await _leave_soon(services)
         await until(lambda: services.intake.released, "the release")
-        assert (services.intake.released, services.in_flight) == ([["identity"]], 0)
+        assert (services.intake.released, services.in_flight) == (["identity"], 0)
 
 
 async def _leave_soon(services: Any) -> None:
