@@ -252,6 +252,12 @@ def _videos() -> list[Any]:
     return [(_noise(frames, 64, width, 3), _metadata(frames)) for frames, width in ((4, 64), (6, 96))]
 
 
+def _sounds() -> list[Any]:
+    """At two rates, of which a model has at most one for its own: the other is resampled."""
+    rates = ((16_000, 1.0), (44_100, 0.6))
+    return [((_noise(int(rate * seconds)) / 128 - 1).astype(np.float32), rate) for rate, seconds in rates]
+
+
 def _noise(*shape: int) -> Any:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
@@ -268,4 +274,4 @@ def _metadata(frames: int) -> dict[str, Any]:
 
 
 _Item = tuple[Modality, Any, str]
-_SAMPLES: dict[Modality, Callable[[], list[Any]]] = {"image": _pictures, "video": _videos}
+_SAMPLES: dict[Modality, Callable[[], list[Any]]] = {"image": _pictures, "video": _videos, "audio": _sounds}

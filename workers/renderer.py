@@ -10,7 +10,7 @@ from vllm.inputs import tokens_input
 
 from app.errors import EncodeFailed, MediaRefused, PromptTooLong
 from app.messages import MediaRef, Modality, Prompt
-from workers import item_rendering, media_loading
+from workers import audio_resampling, item_rendering, media_loading
 from workers.item_rendering import NotSpliceable, RenderedAlone
 from workers.vllm_errors import clean
 
@@ -25,6 +25,7 @@ class Renderer:
     def __init__(self, renderer: Any, config: Any) -> None:
         self._renderer = renderer
         self._model = config.model_config
+        audio_resampling.settle(renderer)
 
     @cached_property
     def media_io_kwargs(self) -> dict[str, dict[str, Any]]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import io
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 from PIL import Image
 
 from app import tiny_model
 from app.errors import MediaRefused
 from app.media import FRAMES, decode
 from app.messages import Descriptor, MediaRef, Modality
-from tests import videos
+from tests import sounds, videos
 from tests.pictures import data_url, encoded
 from workers import media_loading
 
@@ -111,16 +113,41 @@ def test_videos(url: str, kwargs: dict[str, Any], processor: str | None, tmp_pat
     assert metadata == theirs.media[1]
 
 
+SOUNDS = {
+    **{ending: sounds.file(ending=ending, rate=48_000) for ending in sounds.CODECS},
+    "two channels": sounds.file(channels=2),
+    "eight channels": sounds.file(channels=8),
+    "8 kHz": sounds.file(rate=8_000),
+    "one sample": sounds.file(data=sounds.samples()[:1]),
+}
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"audio": {"audio_backend": "soundfile"}}], ids=str)
+@pytest.mark.parametrize("data", SOUNDS.values(), ids=SOUNDS.keys())
+def test_sounds(data: bytes, kwargs: dict[str, Any]) -> None:
+    from vllm.multimodal.media import MediaConnector
+
+    url = sounds.file_url(data)
+    samples, rate = MediaConnector(media_io_kwargs=kwargs).fetch_audio(url)
+    ours, its_rate = load(url, "audio", kwargs)
+    assert ours.dtype == np.float32 and ours.ndim == 1
+    assert its_rate == rate and np.array_equal(ours, samples)
+
+
 def test_the_loaders_of_a_real_model(tmp_path: Path) -> None:
     """What the flags say, and the model's own way to choose frames beside it."""
     from app import vllm_args
 
     model = str(tiny_model.build(tmp_path / "tiny"))
     config = vllm_args.parse(model, ["--media-io-kwargs", '{"video": {"num_frames": 9}}']).create_model_config()
-    assert media_loading.io_kwargs(config) == {"video": {"num_frames": 9, "video_backend": "qwen3_vl"}}
+    loaders = media_loading.io_kwargs(config)
+    assert loaders["video"] == {"num_frames": 9, "video_backend": "qwen3_vl"}
+    assert loaders.get("audio", {}) == ({} if find_spec("torchcodec") else {"audio_backend": "soundfile"})
     assert config.multimodal_config.media_io_kwargs == {"video": {"num_frames": 9}}, "left as it is"
     config = vllm_args.parse(model, ["--media-io-kwargs.video.video_backend", "opencv"]).create_model_config()
-    assert media_loading.io_kwargs(config) == {"video": {"video_backend": "opencv"}}
+    assert media_loading.io_kwargs(config)["video"] == {"video_backend": "opencv"}
+    config = vllm_args.parse(model, ["--media-io-kwargs.audio.audio_backend", "pyav"]).create_model_config()
+    assert media_loading.io_kwargs(config)["audio"] == {"audio_backend": "pyav"}
 
 
 def refusal(modality: Modality, data: bytes, media_type: str = "", backend: str = "qwen3_vl") -> str:
@@ -183,6 +210,34 @@ def test_a_header_that_claims_more_frames_costs_no_more(claimed: int) -> None:
     except MediaRefused:
         return
     assert len(frames) <= 12
+
+
+def floats(*values: float) -> bytes:
+    out = io.BytesIO()
+    soundfile.write(out, np.array(values, dtype=np.float32), 16_000, format="WAV", subtype="FLOAT")
+    return out.getvalue()
+
+
+BROKEN_SOUNDS = {
+    "nothing": (b"", "the audio cannot be decoded"),
+    "no audio": (b"nothing at all", "the audio cannot be decoded"),
+    "only its header": (sounds.file()[:20], "the audio cannot be decoded"),
+    "a FLAC cut short": (sounds.file(ending=".flac")[:60], "the audio cannot be decoded"),
+    "no samples": (sounds.silence(0, ".wav"), "the audio has no samples"),
+    "not a number": (floats(0.5, float("nan")), "the audio has samples that are no finite numbers"),
+    "infinite": (floats(0.5, float("-inf")), "the audio has samples that are no finite numbers"),
+    "too long": (sounds.silence(601, rate=1_000), "the audio cannot be decoded"),
+}
+
+
+@pytest.mark.parametrize("data, message", BROKEN_SOUNDS.values(), ids=BROKEN_SOUNDS.keys())
+def test_sounds_that_cannot_be_decoded(data: bytes, message: str) -> None:
+    assert refusal("audio", data) == message
+
+
+def test_sounds_as_loud_as_floats_may_be_are_finite() -> None:
+    samples, _ = media_loading.load(ref("audio"), floats(3e38, -3e38), {})
+    assert np.isfinite(samples).all()
 
 
 def frame_text(*frames: bytes) -> bytes:
