@@ -111,7 +111,7 @@ FAMILY = Family(
             "sampling_rate": 16000,
             "hop_length": 160,
             "n_fft": 400,
-            "chunk_length": 300,
+            "chunk_length": 30,
             "padding_value": 0.0,
             "return_attention_mask": True,
         },
