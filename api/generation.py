@@ -20,7 +20,7 @@ from api.context import RequestContext
 from api.disconnect import ClientGone, unless_disconnected
 from api.ending import to_the_end
 from api.services import Services
-from app.errors import DeadlineExceeded, Failure, InvalidRequest, RemoteFailure, TrivetError
+from app.errors import DeadlineExceeded, Failure, InvalidRequest, MediaExpired, RemoteFailure, TrivetError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -102,20 +102,39 @@ async def _begin(
     services: Services, asked: RequestContext, body: dict[str, Any], generation: Generation
 ) -> Response | tuple[Frame, Frames]:
     """A whole response, or the first frame and those to come."""
-    admission = await services.intake.admit(body, generation.shape, asked.tenant)
+    try:
+        async with asyncio.timeout(asked.deadline - time.time()):
+            admission = await services.intake.admit(body, generation.shape, asked.tenant)
+    except TimeoutError:
+        raise DeadlineExceeded("the request's deadline passed before its media had come") from None
     asked.on_close.append(admission.release)
     # Clients that send every field they know send null for "default".
     given = {name: value for name, value in body.items() if value is not None}
     try:
-        found = await _within(asked.deadline, generation.run(services, given, asked.request_id))
-        if not isinstance(found, AsyncGenerator):
-            return Response(generation.whole(found), media_type="application/json")
-        first = await anext(found)
-        if (error := generation.error_in(first)) is not None:
-            await found.aclose()
-            raise vllm_serving.ServingError(error)
+        return await _answered(services, asked, given, generation)
+    except Exception as error:
+        failure = _as_failure(asked, error)
+        if not (admission.borrowed and failure_of(failure).code == MediaExpired.code):
+            raise failure from error
+    log.info("request %s runs once more: a medium that it referred to is gone", asked.request_id)
+    asked.failure = None
+    await admission.renew()
+    try:
+        return await _answered(services, asked, given, generation)
     except Exception as error:
         raise _as_failure(asked, error) from error
+
+
+async def _answered(
+    services: Services, asked: RequestContext, body: dict[str, Any], generation: Generation
+) -> Response | tuple[Frame, Frames]:
+    found = await _within(asked.deadline, generation.run(services, body, asked.request_id))
+    if not isinstance(found, AsyncGenerator):
+        return Response(generation.whole(found), media_type="application/json")
+    first = await anext(found)
+    if (error := generation.error_in(first)) is not None:
+        await found.aclose()
+        raise vllm_serving.ServingError(error)
     return first, found
 
 
@@ -194,7 +213,8 @@ async def json_object(request: Request, deadline: float) -> dict[str, Any]:
     """The body. Raises InvalidRequest, or DeadlineExceeded (`deadline` is in unix seconds)."""
     try:
         async with asyncio.timeout(deadline - time.time()):
-            received = await request.body()
+            # Not `body()`, which would keep it as long as the request.
+            received = b"".join([chunk async for chunk in request.stream()])
     except TimeoutError:
         raise DeadlineExceeded("the request's deadline passed before its body had come") from None
     try:

@@ -11,9 +11,9 @@ from typing import Any
 
 from api import media_parts, references
 from api.media_parts import Medium, Part, Shape
-from api.media_sources import MediaSources
+from api.media_sources import MediaSources, Taken
 from app.errors import InvalidRequest, MediaRefused, MultimodalDisabled
-from app.messages import MediaRef, Modality
+from app.messages import Modality
 from app.settings import Settings
 from app.together import together
 
@@ -23,16 +23,17 @@ INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params", "prompt_embeds")
 LIMITS: dict[Modality, str] = {"image": "max_images", "video": "max_videos", "audio": "max_audios"}
 
 _Key = tuple[Modality, str | None, str | None]
+_Found = list[tuple[Part, Medium]]
 
 
 class Admission:
     """The media of one request: references in its body, and what is held for them until `release`."""
 
-    def __init__(self, sources: MediaSources | None, shape: Shape, found: list[tuple[Part, Medium]], salt: str) -> None:
+    def __init__(self, sources: MediaSources | None, shape: Shape, salt: str) -> None:
         self._sources = sources
         self._shape = shape
-        self._found = found
         self._salt = salt
+        self._borrowed: _Found = []
         self._held: list[str] = []
 
     @property
@@ -40,29 +41,40 @@ class Admission:
         """Identities, once for each time that they are held."""
         return tuple(self._held)
 
-    async def enter(self) -> None:
+    @property
+    def borrowed(self) -> bool:
+        """Whether a medium may be gone when a worker comes for it; then `renew` is worth a try."""
+        return bool(self._borrowed)
+
+    async def enter(self, found: _Found, *, anew: bool = False) -> None:
         """Get all media, each once, and put the references into the body. Raises as `Intake.admit` does.
 
         Nobody is asked for anything while one of them is refused.
         """
-        for _, medium in self._found:
+        for _, medium in found:
             assert self._sources is not None
             self._sources.check(medium)
-        distinct = {_key(medium): medium for _, medium in reversed(self._found)}
-        refs = dict(zip(distinct, await together(self._take(one) for one in distinct.values()), strict=True))
-        for part, medium in self._found:
-            ref = refs[_key(medium)].model_copy(update={"param": medium.param})
+        distinct = {_key(medium): medium for _, medium in reversed(found)}
+        taken = dict(zip(distinct, await together(self._take(one, anew) for one in distinct.values()), strict=True))
+        # No medium that came with the request is kept in it: base64 is large.
+        self._borrowed = [(part, medium) for part, medium in found if taken[_key(medium)].borrowed]
+        for part, medium in found:
+            ref = taken[_key(medium)].ref.model_copy(update={"param": medium.param})
             self._shape.write(part, references.to_url(ref))
 
-    async def _take(self, medium: Medium) -> MediaRef:
+    async def renew(self) -> None:
+        """Get what was borrowed, and is gone. Raises as `Intake.admit` does."""
+        await self.enter(self._borrowed, anew=True)
+
+    async def _take(self, medium: Medium, anew: bool) -> Taken:
         assert self._sources is not None
-        return await self._sources.take(medium, self._salt, self._held)
+        return await self._sources.take(medium, self._salt, self._held, anew=anew)
 
     async def release(self) -> None:
         """The request has ended, and reads its media no more."""
         while self._held:
             assert self._sources is not None
-            await self._sources.holder.release(self._held.pop())
+            self._sources.holder.release(self._held.pop())
 
 
 class Intake:
@@ -76,7 +88,8 @@ class Intake:
         """Replace the body's media by references, in place; what comes back has to be released when the request ends.
 
         `shape` tells where this API's bodies have them; each tenant has names of its own for them. Raises
-        InvalidRequest, which names the part, MediaMemoryFull and MediaFetchesBusy; then nothing is held.
+        InvalidRequest, which names the part, MediaMemoryFull, MediaFetchesBusy, and BrokerUnavailable for what needs
+        Redis; then nothing is held.
         """
         _refuse_internal(body, "")
         if isinstance(xargs := body.get("vllm_xargs"), dict):
@@ -90,9 +103,9 @@ class Intake:
         # Who asks for a KV cache of its own has names of its own for its media, too: the encoder's cache goes by them.
         salt = body.get("cache_salt")
         salts = [tenant, salt if isinstance(salt, str) else ""]
-        admission = Admission(self._sources, shape, found, json.dumps(salts) if any(salts) else "")
+        admission = Admission(self._sources, shape, json.dumps(salts) if any(salts) else "")
         try:
-            await admission.enter()
+            await admission.enter(found)
         except BaseException:
             await admission.release()
             raise

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from app import cancellation, keys
 from app.celery import DECODE_TASK, ENCODE_TASK, PREFILL_TASK
-from app.errors import BrokerUnavailable, DeadlineExceeded, RemoteFailure, WorkerLost
+from app.errors import BrokerUnavailable, DeadlineExceeded, MediaExpired, RemoteFailure, WorkerLost
 from app.fleet import FleetView
 from app.items.index import ItemIndex
 from app.messages import Assignment, DecodeTask, Delta, EncodeTask, Plan, PrefillTask, Prompt
@@ -68,8 +68,8 @@ class Pipeline:
     async def stream(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         """The job's deltas, in order; several at once when the reader has fallen behind.
 
-        Raises NoWorker, BrokerUnavailable, or RemoteFailure with whatever ended the job. A caller that stops early
-        cancels it.
+        Raises NoWorker, BrokerUnavailable, MediaExpired, or RemoteFailure with whatever ended the job. A caller that
+        stops early cancels it.
         """
         plan = await self._plan(job)
         stream = self._reader.open(job.request_id, 0, frozenset(plan.workers))
@@ -138,8 +138,9 @@ class Pipeline:
             "deadline": job.deadline,
         }
         try:
+            _check_sources(job, plan)
             await asyncio.gather(*(self._encodes(job, plan, known)), self._first_stage(job, plan, known))
-        except BrokerUnavailable:
+        except (BrokerUnavailable, MediaExpired):
             self._spawn(self._unclaim(plan))
             raise
 
@@ -190,3 +191,10 @@ class Pipeline:
         task = asyncio.create_task(work)
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+
+
+def _check_sources(job: Job, plan: Plan) -> None:
+    """Raise MediaExpired for an item that has to be encoded, and was only referred to: its embedding is gone."""
+    for ref in job.prompt.media:
+        if ref.source is None and ref.identity in plan.encode:
+            raise MediaExpired("a medium was gone before a worker read it; send the request again", param=ref.param)

@@ -56,6 +56,7 @@ class Services:
             settings.worker.heartbeat_s,
         )
         self.fingerprint = fingerprint.of_settings(settings) if settings.enable_multimodal else ""
+        items = ItemIndex(self.cache, self.fingerprint, settings.items)
         self.pipeline = Pipeline(
             self.id,
             settings.served_name,
@@ -63,10 +64,10 @@ class Services:
             LeastLoaded(self.cache, settings.items.encode_timeout_s),
             TaskSender(self.broker),
             self.reader,
-            ItemIndex(self.cache, self.fingerprint, settings.items),
+            items,
             self.cache,
         )
-        self.media = MediaDesk(settings, self.fingerprint) if settings.enable_multimodal else None
+        self.media = MediaDesk(settings, self.id, self.cache, items, self.fleet) if settings.enable_multimodal else None
         self.intake = Intake(settings, self.media.sources if self.media else None)
         self.in_flight = 0
         self._strangers: set[str] = set()
@@ -90,6 +91,8 @@ class Services:
             self._spawn(self.reader.run()),
             self._spawn(self.fleet.run()),
         ]
+        if self.media is not None:
+            self._background.append(self._spawn(self.media.keep_offered()))
         await asyncio.wait_for(self.reader.subscribed.wait(), self.settings.redis.timeout_s)
         await self.fleet.refresh()
 

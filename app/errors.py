@@ -75,6 +75,18 @@ class MediaUnreachable(MediaRefused):
     code = "media_unreachable"
 
 
+class MediaUuidNotFound(MediaRefused):
+    """A part has no medium but a client's name for one, and nobody knows the name, or has the medium any more."""
+
+    code = "media_uuid_not_found"
+
+
+class MediaUuidTaken(MediaRefused):
+    """A client's name for a medium came with another medium, and `media.rebind_uuids` is off."""
+
+    code = "media_uuid_taken"
+
+
 class MultimodalDisabled(InvalidRequest):
     """Media were sent to a server that was started without `--enable-multimodal`."""
 
@@ -145,7 +157,10 @@ class BrokerUnavailable(TrivetError):
 
 
 class MediaExpired(TrivetError):
-    """The cache dropped a medium before a worker read it: its time was up, or the memory short."""
+    """Neither a medium's bytes nor its embedding are where they were when the request came.
+
+    Of a medium that this request brought itself, its time was up. One that was only referred to is got again.
+    """
 
     status = 503
     code = "media_expired"

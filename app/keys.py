@@ -11,6 +11,8 @@
 | `trivet:emb:<model>:<identity>` | hash | the same | worker -> where it holds the item's embedding, JSON |
 | `trivet:encoding:<model>:<identity>` | string, JSON | `items.encode_timeout_s` | whoever is to encode the item |
 | `trivet:url:<digest>` | string, JSON | `media_urls.memo_ttl_s` after its last use | what a media URL gave last |
+| `trivet:media:<model>:<identity>` | hash | as long as they may be read | API process -> where it has the bytes, JSON |
+| `trivet:uuid:<tenant>:<uuid>` | string, JSON | `media.uuid_ttl_s` after its last use | a client's name for a medium |
 | `trivet:replay:<api>` | stream, capped | 600 s after the last batch | the last token batches, to refill a gap |
 | `trivet:tokens:<api>` | channel | | token batches for one API process |
 | `trivet:cancel` | channel | | ids of requests to stop |
@@ -73,6 +75,14 @@ def encoding(model: str, identity: str) -> str:
 
 def url(digest: str) -> str:
     return f"{PREFIX}url:{digest}"
+
+
+def media(model: str, identity: str) -> str:
+    return f"{PREFIX}media:{model}:{identity}"
+
+
+def uuid(tenant: str, uuid: str) -> str:
+    return f"{PREFIX}uuid:{tenant}:{uuid}"
 
 
 def replay(api_id: str) -> str:

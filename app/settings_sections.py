@@ -183,6 +183,10 @@ class MediaSettings(Section):
     """Largest image, in pixels, read from its header before it is decoded."""
     max_video_frames: int = Field(1024, ge=1)
     """Most frames in a video that is given as frames (`data:video/jpeg`)."""
+    uuid_ttl_s: int = Field(86400, ge=1)
+    """How long a client's `uuid` stands for a medium, after its last use."""
+    rebind_uuids: bool = True
+    """Let a `uuid` that comes with another medium stand for that one from now on; else such a request gets 400."""
     max_audio_seconds: float = Field(600.0, gt=0)
     """Longest audio, by its header, in seconds."""
     max_audio_decoded_mb: float = Field(256.0, gt=0)
@@ -277,7 +281,8 @@ class TensorSettings(Section):
     max_buffer_mb: float = Field(1024.0, gt=0)
     """Largest buffer, in MB."""
     media_gb: float = Field(2.0, gt=0)
-    """Media bytes that an API process holds for its requests in flight; beyond it requests with media get 503."""
+    """Media bytes that an API process holds, for its requests in flight and, the least recently used gone first, for
+    those to come; when requests in flight fill it, others with media get 503."""
 
 
 class ItemSettings(Section):

@@ -13,11 +13,11 @@ from fastapi import FastAPI
 from api import context, errors
 from api.context import RequestContext
 from api.intake import Intake
-from api.media_sources import MediaSources
 from api.middleware import RequestId
 from api.routes import chat, completions, messages, models, responses, tokenize
 from app.errors import TrivetError
 from app.messages import Delta
+from tests import media_intake
 from tests.web import Web
 
 ROUTES = (chat, completions, messages, models, responses, tokenize)
@@ -109,7 +109,7 @@ class Surface:
         self.pipeline = serving.client._pipeline
         self.tokenizer = serving.client.renderer.tokenizer
         self.app = FastAPI()
-        intake = Intake(settings, MediaSources(settings, "fingerprint", holder, Web()))
+        intake = Intake(settings, media_intake.sources(settings, holder, Web()))
         self.services = SimpleNamespace(settings=settings, in_flight=0, intake=intake, serving=serving)
         self.app.state.services = self.services
         self.app.add_middleware(RequestId)

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from api import errors, generation, metrics
 from api.middleware import RequestId
 from api.routes import chat
+from app.errors import MediaExpired, NoWorker, TrivetError
 from app.settings import Settings
 from tests.polling import until
 
@@ -31,13 +32,18 @@ class Serving:
 
 
 class Intake:
-    """Holds something for every request, and notes what is released."""
+    """Holds something for every request, and notes what is released; `borrowed` may be gone, and got again."""
 
     def __init__(self) -> None:
         self.released: list[str] = []
+        self.borrowed = False
+        self.renewed = 0
 
     async def admit(self, _body: dict[str, Any], _shape: Any, _tenant: str) -> Any:
-        return SimpleNamespace(release=self.release)
+        return self
+
+    async def renew(self) -> None:
+        self.renewed += 1
 
     async def release(self) -> None:
         self.released.append("identity")
@@ -164,3 +170,30 @@ async def _leave_soon(services: Any) -> None:
     headers = [(b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b""}
     await asyncio.wait_for(app(scope | {"asgi": {"version": "3.0"}}, receive, send), 10)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("borrowed", "times"), [(True, 2), (False, 1)])
+@pytest.mark.parametrize("error", [MediaExpired, NoWorker])
+async def test_a_medium_that_was_referred_to_and_is_gone_is_got_again_once(
+    client: httpx.AsyncClient, services: Any, stream: bool, borrowed: bool, times: int, error: type[TrivetError]
+) -> None:
+    runs: list[Any] = []
+
+    async def fail(request: Any) -> Any:
+        runs.append(request)
+        if not stream:
+            raise error("no")
+
+        async def frames() -> Any:
+            raise error("no")
+            yield b""
+
+        return frames()
+
+    services.intake.borrowed = borrowed
+    services.serving.chat = fail
+    found = await client.post("/v1/chat/completions", json={"n": 1})
+    assert (found.status_code, found.json()["error"]["code"]) == (503, error.code)
+    times = times if error is MediaExpired else 1
+    assert (len(runs), services.intake.renewed, services.intake.released) == (times, times - 1, ["identity"])

@@ -10,7 +10,6 @@ import pytest
 
 from api import references
 from api.intake import Admission, Intake
-from api.media_sources import MediaSources
 from app import media
 from app.errors import (
     InvalidRequest,
@@ -24,10 +23,9 @@ from app.media import FRAMES, MediaHolder, identify
 from app.messages import Descriptor, MediaRef
 from app.settings import Settings
 from app.settings_sections import MediaSettings
-from tests import sounds, videos
+from tests import media_intake, sounds, videos
 from tests.pictures import data_url, encoded
 from tests.planes import Plane
-from tests.polling import until
 from tests.web import Web
 
 PICTURE = encoded()
@@ -51,7 +49,7 @@ class Desk:
         """The references that came into the body, in its order."""
         settings = Settings(model="m", enable_multimodal=enabled, media=MediaSettings(**limits))
         self.holder = MediaHolder(self.plane, self.folder, self.capacity)
-        sources = MediaSources(settings, "fingerprint", self.holder, self.web)
+        sources = media_intake.sources(settings, self.holder, self.web)
         self.admission: Admission = await Intake(settings, sources).admit(body, tenant=tenant)
         return list(_references(body))
 
@@ -60,9 +58,10 @@ class Desk:
         await self.empty()
 
     async def empty(self) -> None:
-        """What other media of a refused request left is on its way out."""
-        await until(lambda: not self.holder.size and not [*self.folder.iterdir()], "an end")
-        assert (len(self.holder), self.holder.size) == (0, 0)
+        """Nothing is held for a request, and nothing is left at the end."""
+        assert self.holder.users == 0
+        await self.holder.close()
+        assert (len(self.holder), self.holder.size, [*self.folder.iterdir()]) == (0, 0, [])
 
     async def refuse(self, body: dict[str, Any], kind: type[InvalidRequest], param: str, **changes: Any) -> str:
         with pytest.raises(kind) as caught:

@@ -17,6 +17,7 @@ from app.errors import (
     Failure,
     MediaExpired,
     MediaRefused,
+    PeerGone,
     TensorExpired,
     TensorMissing,
     TrivetError,
@@ -110,10 +111,12 @@ class ItemEncoder:
 
     async def load(self, ref: MediaRef) -> Any:
         """The decoded medium. Raises MediaRefused, MediaExpired, TensorError."""
+        if ref.source is None:
+            raise gone(ref)
         try:
             content = await self._plane.read(ref.source)
-        except (TensorMissing, TensorExpired) as error:
-            raise MediaExpired("the media expired before a worker read them; send the request again") from error
+        except (TensorMissing, TensorExpired, PeerGone) as error:
+            raise gone(ref) from error
         return await asyncio.to_thread(media_loading.load, ref, content, self._engine.renderer.media_io_kwargs)
 
     async def prepare(self, ref: MediaRef) -> OwnItem:
@@ -202,6 +205,11 @@ class ItemEncoder:
             await self._index.give_up(identity, owner or self._me, failure)
         except BrokerUnavailable as error:
             log.warning("item %s stays claimed until the claim runs out: %s", identity, error)
+
+
+def gone(ref: MediaRef) -> MediaExpired:
+    """Neither its bytes nor its embedding are to be had."""
+    return MediaExpired("a medium was gone before a worker read it; send the request again", param=ref.param)
 
 
 def reason(error: BaseException | None) -> Failure | None:
