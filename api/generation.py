@@ -13,12 +13,15 @@ from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
+from starlette.types import Scope
 
-from api import context, errors, media_parts, vllm_serving
+from api import context, errors, inline_media, media_parts, vllm_serving
 from api.admission import Ticket
 from api.context import RequestContext
 from api.disconnect import ClientGone, unless_disconnected
 from api.ending import to_the_end
+from api.inline_media import Body
+from api.middleware import body_limit
 from api.services import Services
 from app.errors import DeadlineExceeded, Failure, InvalidRequest, MediaExpired, RemoteFailure, TrivetError
 
@@ -78,9 +81,9 @@ async def answer(request: Request, generation: Generation) -> Response:
     asked = RequestContext(request.state.request_id, _deadline(services, request), tenant)
     ticket = Ticket(services)
     try:
-        body = await json_object(request, asked.deadline)
+        body = await json_object(request, asked.deadline, generation.shape)
         context.enter(asked)
-        found = await unless_disconnected(request, _begin(services, asked, body, generation))
+        found = await unless_disconnected(request, _begin(services, asked, body, generation, request.scope))
         if isinstance(found, Response):
             await asked.close()
             ticket.close("ok")
@@ -99,17 +102,19 @@ async def answer(request: Request, generation: Generation) -> Response:
 
 
 async def _begin(
-    services: Services, asked: RequestContext, body: dict[str, Any], generation: Generation
+    services: Services, asked: RequestContext, body: Body, generation: Generation, scope: Scope
 ) -> Response | tuple[Frame, Frames]:
     """A whole response, or the first frame and those to come."""
     try:
         async with asyncio.timeout(asked.deadline - time.time()):
-            admission = await services.intake.admit(body, generation.shape, asked.tenant)
+            admission = await services.intake.admit(body.fields, body.shape, asked.tenant)
     except TimeoutError:
         raise DeadlineExceeded("the request's deadline passed before its media had come") from None
     asked.on_close.append(admission.release)
+    body.forget_media()
+    body_limit.relieve(scope, body.text_bytes)
     # Clients that send every field they know send null for "default".
-    given = {name: value for name, value in body.items() if value is not None}
+    given = {name: value for name, value in body.fields.items() if value is not None}
     try:
         return await _answered(services, asked, given, generation)
     except Exception as error:
@@ -209,21 +214,28 @@ def _outcome(error: BaseException) -> str:
     return TrivetError.code if isinstance(error, Exception) else "cancelled"
 
 
-async def json_object(request: Request, deadline: float) -> dict[str, Any]:
-    """The body. Raises InvalidRequest, or DeadlineExceeded (`deadline` is in unix seconds)."""
+async def json_object(request: Request, deadline: float, shape: media_parts.Shape) -> Body:
+    """The body, whose media have that shape. Raises InvalidRequest, and DeadlineExceeded at `deadline` (unix time)."""
     try:
         async with asyncio.timeout(deadline - time.time()):
-            # Not `body()`, which would keep it as long as the request.
-            received = b"".join([chunk async for chunk in request.stream()])
+            received = await _received(request)
     except TimeoutError:
         raise DeadlineExceeded("the request's deadline passed before its body had come") from None
     try:
-        body = orjson.loads(received)
+        body = inline_media.parse(received, shape)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"the body is not JSON: {error.msg} at byte {error.pos}") from None
-    if not isinstance(body, dict):
+    if not isinstance(body.fields, dict):
         raise InvalidRequest("the body must be a JSON object")
     return body
+
+
+async def _received(request: Request) -> bytearray:
+    """All of it. Not by `body()`, which would keep it as long as the request, and for a moment twice."""
+    received = bytearray()
+    async for chunk in request.stream():
+        received += chunk
+    return received
 
 
 def _deadline(services: Services, request: Request) -> float:

@@ -37,13 +37,14 @@ UUID = re.compile(r"[!-~]{1,128}")
 class Medium(NamedTuple):
     """What a client sent: a URL, or a `uuid` of its own for a medium that it sent before, or both, to name it so.
 
-    `param` is the field that has it.
+    `param` is the field that has it. Of a data: URL, `payload` may be what follows its comma, and not in `url`.
     """
 
     url: str | None
     modality: Modality
     param: str
     uuid: str | None = None
+    payload: memoryview | None = None
 
 
 class Shape(Protocol):

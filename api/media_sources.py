@@ -154,7 +154,7 @@ class MediaSources:
         return named, Taken(_reference(named, medium, source), borrowed=False)
 
     def _decode(self, url: str, medium: Medium) -> tuple[bytes, str]:
-        return media.decode(url, medium.modality, int(self._limits.max_item_mb * 1e6), medium.param)
+        return media.decode(url, medium.modality, int(self._limits.max_item_mb * 1e6), medium.param, medium.payload)
 
     def _identify(self, data: bytes, medium: Medium, media_type: str, salt: str) -> str:
         """The name of sound content. Raises MediaRefused."""

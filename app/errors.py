@@ -132,6 +132,14 @@ class TooManyRequests(TrivetError):
     retry_after_s = 1
 
 
+class BodyMemoryFull(TrivetError):
+    """The API process reads as many bytes of request bodies as `api.body_memory_mb` allows."""
+
+    status = 503
+    code = "body_memory_full"
+    retry_after_s = 1
+
+
 class NoWorker(TrivetError):
     """No live worker can run a stage that the request needs."""
 

@@ -128,6 +128,9 @@ class ApiSettings(Section):
     """Most requests in flight in one API process; more get 429."""
     max_body_mb: float = Field(64.0, gt=0)
     """Largest request body, in MB; larger ones get 413 before they are parsed."""
+    body_memory_mb: float = Field(256.0, gt=0)
+    """Memory of an API process for request bodies over 1 MB, in MB: for each until its media are taken out of it, and
+    for text until it is answered. Others wait, and get 503 after 30 s."""
     tool_call_parser: str | None = None
     """vLLM's parser for the model's tool calls, by its name; the one that the model tells when not given."""
     enable_auto_tool_choice: bool | None = None

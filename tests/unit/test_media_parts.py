@@ -29,7 +29,7 @@ def found(shape: Shape, body: dict[str, Any]) -> list[tuple[str, str]]:
     """(param, URL) of the body's media, which are replaced."""
     media = []
     for path, part in list(shape.parts(body)):
-        url, modality, param, uuid = shape.read(path, part)
+        url, modality, param, uuid, _ = shape.read(path, part)
         assert (modality, uuid) == ("image", None) and url is not None
         media.append((param, url))
         shape.write(part, f"trivet:{len(media)}")
