@@ -21,6 +21,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from api.context import RequestContext, current
 from api.fanout import interleave
 from api.pipeline import Job, Pipeline
+from api.vllm_markers import Markers
 from app.errors import InvalidRequest, TrivetError
 from app.messages import Delta, MediaRef, Prompt, TokenLogprob, joined
 
@@ -48,6 +49,7 @@ class PipelineClient(EngineClient):
         # The one place that would run the HF processor: here media stay references, and workers render.
         self.renderer._process_multimodal_async = _references
         self.input_processor = InputProcessor(config, self.renderer)
+        self._markers = Markers(config.model_config, self.renderer.get_tokenizer())
         self._pipeline = pipeline
 
     def generate(
@@ -65,6 +67,7 @@ class PipelineClient(EngineClient):
         context = current()
         if not prompt["prompt_token_ids"]:
             raise InvalidRequest("the prompt is empty")
+        self._markers.check(prompt["prompt_token_ids"], prompt.get(MEDIA, []))
         job = Job(
             request_id=f"{request_id}.{secrets.token_hex(3)}",
             prompt=Prompt(
