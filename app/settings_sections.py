@@ -186,10 +186,18 @@ class MediaSettings(Section):
     """Largest image, in pixels, read from its header before it is decoded."""
     max_video_frames: int = Field(1024, ge=1)
     """Most frames in a video that is given as frames (`data:video/jpeg`)."""
+    max_video_seconds: float = Field(600.0, gt=0)
+    """Longest video in a file, by its header, in seconds."""
+    max_video_pixels: int = Field(512_000_000, ge=1)
+    """Most pixels in all frames that the model takes of a video: each takes three bytes in a worker."""
+    max_item_tokens: int = Field(16384, ge=1)
+    """Most prompt tokens with an embedding that one medium may become."""
     uuid_ttl_s: int = Field(86400, ge=1)
     """How long a client's `uuid` stands for a medium, after its last use."""
     rebind_uuids: bool = True
     """Let a `uuid` that comes with another medium stand for that one from now on; else such a request gets 400."""
+    trust_mm_processor_kwargs: bool = False
+    """Take a request's `mm_processor_kwargs`: they can make a worker compute as much as they like."""
     max_audio_seconds: float = Field(600.0, gt=0)
     """Longest audio, by its header, in seconds."""
     max_audio_decoded_mb: float = Field(256.0, gt=0)

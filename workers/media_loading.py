@@ -12,6 +12,8 @@ import numpy as np
 from app.errors import MediaRefused
 from app.media import FRAMES
 from app.messages import MediaRef
+from app.settings_sections import MediaSettings
+from workers.video_limits import bounded
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ def io_kwargs(model_config: Any) -> dict[str, dict[str, Any]]:
     return kwargs
 
 
-def load(ref: MediaRef, data: bytes, media_io_kwargs: IoKwargs) -> Any:
+def load(ref: MediaRef, data: bytes, media_io_kwargs: IoKwargs, limits: MediaSettings) -> Any:
     """One item of vLLM's `multi_modal_data`: a PIL image, (frames, metadata) of a video, frames in (N, H, W, RGB), or
     (samples, rate) of an audio: float32 of its own rate in hertz, the channels' mean.
 
@@ -50,7 +52,11 @@ def load(ref: MediaRef, data: bytes, media_io_kwargs: IoKwargs) -> Any:
         if ref.media_type == FRAMES:
             loaded = reader.load_base64(FRAMES, data.decode("ascii"))
         else:
+            if ref.modality == "video":
+                reader.video_loader = bounded(reader.video_loader, data, limits, ref.param)
             loaded = reader.load_bytes(data)
+    except MediaRefused:
+        raise
     except Exception as error:
         # Whatever broken bytes make a decoder raise, lack of memory for a size that a header claims included.
         log.warning(

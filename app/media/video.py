@@ -34,11 +34,16 @@ def _check_frames(payload: bytes, limits: MediaSettings, param: str) -> None:
     if number > limits.max_video_frames:
         allowed = limits.max_video_frames
         raise MediaRefused(f"more frames than media.max_video_frames allows ({allowed})", param=param)
+    pixels = 0
     for at, frame in enumerate(data_url.frames(payload, param)):
         try:
-            check_image(frame, limits.max_image_pixels, param, formats=("JPEG",))
+            width, height = check_image(frame, limits.max_image_pixels, param, formats=("JPEG",))
+            pixels += width * height
         except MediaRefused as refused:
             raise MediaRefused(f"frame {at} (from 0): {refused.message}", param=param) from None
+    if pixels > limits.max_video_pixels:
+        allowed = limits.max_video_pixels
+        raise MediaRefused(f"the frames have more pixels than media.max_video_pixels allows ({allowed})", param=param)
 
 
 def _is_video(data: bytes) -> bool:

@@ -25,6 +25,7 @@ from app.errors import (
 from app.items import ItemRecord
 from app.items.index import ItemIndex
 from app.messages import Assignment, MediaRef, Modality
+from app.settings_sections import MediaSettings
 from app.tensors.plane import TensorPlane
 from app.tensors.segment import ITEM_SIZES
 from workers import media_loading
@@ -86,6 +87,7 @@ class ItemEncoder:
         local: LocalItems,
         index: ItemIndex,
         source: ItemSource,
+        limits: MediaSettings,
         spawn: Spawn,
     ) -> None:
         self.widths: dict[Modality, Width] = {}
@@ -98,6 +100,7 @@ class ItemEncoder:
         self._local = local
         self._index = index
         self._source = source
+        self._limits = limits
         self._spawn = spawn
 
     def lock(self, identity: str) -> asyncio.Lock:
@@ -117,7 +120,9 @@ class ItemEncoder:
             content = await self._plane.read(ref.source)
         except (TensorMissing, TensorExpired, PeerGone) as error:
             raise gone(ref) from error
-        return await asyncio.to_thread(media_loading.load, ref, content, self._engine.renderer.media_io_kwargs)
+        return await asyncio.to_thread(
+            media_loading.load, ref, content, self._engine.renderer.media_io_kwargs, self._limits
+        )
 
     async def prepare(self, ref: MediaRef) -> OwnItem:
         """Read, decode and render the item. Raises what `load` does."""
@@ -125,6 +130,12 @@ class ItemEncoder:
         if width is None:
             raise MediaRefused(f"the model takes no {ref.modality}", param=ref.param)
         alone = await self._engine.renderer.item(ref, await self.load(ref))
+        if alone.embeds > self._limits.max_item_tokens:
+            raise MediaRefused(
+                f"the {ref.modality} takes {alone.embeds} tokens, more than media.max_item_tokens allows "
+                f"({self._limits.max_item_tokens})",
+                param=ref.param,
+            )
         record = alone.record(
             width=width.width, dtype=width.dtype, worker=self._me.worker, **dataclasses.asdict(self._source)
         )
