@@ -11,7 +11,7 @@ from typing import Any
 
 from api import media_parts, references
 from api.media_parts import Medium, Part, Shape
-from api.media_sources import MediaSources, Taken
+from api.media_sources import MediaSources, Naming, Taken
 from app.errors import InvalidRequest, MediaRefused, MultimodalDisabled
 from app.messages import Modality
 from app.settings import Settings
@@ -19,6 +19,8 @@ from app.together import together
 
 #: Body fields that only Trivet's own stages may set. vLLM takes them from `vllm_xargs`, too.
 INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params", "prompt_embeds")
+#: Longest `mm_processor_kwargs`, as JSON: they travel with every medium.
+MAX_PROCESSOR_KWARGS = 2000
 #: Settings with the most items of each modality in one request.
 LIMITS: dict[Modality, str] = {"image": "max_images", "video": "max_videos", "audio": "max_audios"}
 
@@ -29,10 +31,10 @@ _Found = list[tuple[Part, Medium]]
 class Admission:
     """The media of one request: references in its body, and what is held for them until `release`."""
 
-    def __init__(self, sources: MediaSources | None, shape: Shape, salt: str) -> None:
+    def __init__(self, sources: MediaSources | None, shape: Shape, naming: Naming) -> None:
         self._sources = sources
         self._shape = shape
-        self._salt = salt
+        self._naming = naming
         self._borrowed: _Found = []
         self._held: list[str] = []
 
@@ -68,7 +70,7 @@ class Admission:
 
     async def _take(self, medium: Medium, anew: bool) -> Taken:
         assert self._sources is not None
-        return await self._sources.take(medium, self._salt, self._held, anew=anew)
+        return await self._sources.take(medium, self._naming, self._held, anew=anew)
 
     async def release(self) -> None:
         """The request has ended, and reads its media no more."""
@@ -94,6 +96,7 @@ class Intake:
         _refuse_internal(body, "")
         if isinstance(xargs := body.get("vllm_xargs"), dict):
             _refuse_internal(xargs, "vllm_xargs.")
+        kwargs = self._processor_kwargs(body)
         parts = list(shape.parts(body))
         if parts and not self._settings.enable_multimodal:
             first = parts[0][0]
@@ -103,13 +106,27 @@ class Intake:
         # Who asks for a KV cache of its own has names of its own for its media, too: the encoder's cache goes by them.
         salt = body.get("cache_salt")
         salts = [tenant, salt if isinstance(salt, str) else ""]
-        admission = Admission(self._sources, shape, json.dumps(salts) if any(salts) else "")
+        naming = Naming(json.dumps(salts) if any(salts) else "", kwargs)
+        admission = Admission(self._sources, shape, naming)
         try:
             await admission.enter(found)
         except BaseException:
             await admission.release()
             raise
         return admission
+
+    def _processor_kwargs(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        """What the request tells the model's processor, taken out of the body."""
+        given = body.pop("mm_processor_kwargs", None)
+        if not given:
+            return None
+        if not self._settings.media.trust_mm_processor_kwargs:
+            raise _refused_kwargs("are taken from clients only if media.trust_mm_processor_kwargs is on")
+        if not isinstance(given, dict) or len(json.dumps(given)) > MAX_PROCESSOR_KWARGS:
+            raise _refused_kwargs(f"are an object, of {MAX_PROCESSOR_KWARGS} characters at most")
+        if given.get("use_audio_in_video"):
+            raise _refused_kwargs("cannot take the audio out of a video here; send it as a part of its own")
+        return given
 
     def _check_number(self, found: list[Medium]) -> None:
         limits = self._settings.media
@@ -123,6 +140,10 @@ class Intake:
 
 def _key(medium: Medium) -> _Key:
     return medium.modality, medium.url, medium.uuid
+
+
+def _refused_kwargs(why: str) -> InvalidRequest:
+    return InvalidRequest(f"mm_processor_kwargs {why}", param="mm_processor_kwargs")
 
 
 def _too_many(what: str, first: Medium, setting: str, allowed: int) -> MediaRefused:

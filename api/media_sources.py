@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from api.known_media import KnownMedia
 from api.media_parts import Medium
@@ -42,6 +42,14 @@ class Taken(NamedTuple):
     borrowed: bool
 
 
+class Naming(NamedTuple):
+    """What of a request makes names of its own for its media: `salt` for their bytes, and what the model's processor
+    is told, for what becomes of them."""
+
+    salt: str = ""
+    processor_kwargs: dict[str, Any] | None = None
+
+
 class MediaSources:
     """Gets media and puts their bytes where workers can read them.
 
@@ -74,28 +82,28 @@ class MediaSources:
         if medium.url is not None and not media.is_data(medium.url):
             self._fetcher.check(medium.url, medium.param)
 
-    async def take(self, medium: Medium, salt: str, held: list[str], *, anew: bool = False) -> Taken:
+    async def take(self, medium: Medium, naming: Naming, held: list[str], *, anew: bool = False) -> Taken:
         """The medium's reference. Whatever is held for it gets into `held`, and has to be released.
 
         With `anew` nothing is borrowed. Raises MediaRefused, which names the part, MediaMemoryFull, and what the
         fetcher raises; for a medium with a uuid BrokerUnavailable, too.
         """
-        scope = json.dumps([self._fingerprint, salt])
+        scope = json.dumps([self._fingerprint, naming.salt])
         if medium.url is None:
-            return await self._named(medium, scope, held, anew)
+            return await self._named(medium, scope, naming, held, anew)
         if media.is_data(medium.url):
-            named, taken = await self._decoded(medium, medium.url, salt, held)
+            named, taken = await self._decoded(medium, medium.url, naming, held)
         else:
-            named, taken = await self._fetched(medium, medium.url, salt, held, anew)
+            named, taken = await self._fetched(medium, medium.url, naming, held, anew)
         if medium.uuid is not None:
             await self._uuids.bind(scope, medium.uuid, named, medium.param)
         return taken
 
-    async def _named(self, medium: Medium, scope: str, held: list[str], anew: bool) -> Taken:
+    async def _named(self, medium: Medium, scope: str, naming: Naming, held: list[str], anew: bool) -> Taken:
         assert medium.uuid is not None
         named = await self._uuids.find(scope, medium.uuid)
         if named is not None and named.modality == medium.modality:
-            taken = await self._found(named, medium, held)
+            taken = await self._found(named, medium, naming, held)
             if taken is not None and not (anew and taken.borrowed):
                 return taken
         raise MediaUuidNotFound(
@@ -103,17 +111,17 @@ class MediaSources:
             param=medium.param,
         )
 
-    async def _decoded(self, medium: Medium, url: str, salt: str, held: list[str]) -> tuple[NamedMedium, Taken]:
+    async def _decoded(self, medium: Medium, url: str, naming: Naming, held: list[str]) -> tuple[NamedMedium, Taken]:
         async with self._turns:
             data, media_type = await asyncio.to_thread(self._decode, url, medium)
-            return await self._keep(medium, data, media_type, salt, held)
+            return await self._keep(medium, data, media_type, naming, held)
 
     async def _fetched(
-        self, medium: Medium, url: str, salt: str, held: list[str], anew: bool
+        self, medium: Medium, url: str, naming: Naming, held: list[str], anew: bool
     ) -> tuple[NamedMedium, Taken]:
-        scope = json.dumps([self._fingerprint, medium.modality, salt])
+        scope = json.dumps([self._fingerprint, medium.modality, naming.salt])
         memory = None if anew else await self._memo.get(url, scope)
-        found = None if memory is None else await self._remembered(memory, medium, held)
+        found = None if memory is None else await self._remembered(memory, medium, naming, held)
         validators: dict[str, str | None] = {}
         if memory is not None and found is not None:
             if self._by_text:
@@ -124,7 +132,7 @@ class MediaSources:
             assert found is not None
             return found
         async with self._turns:
-            named, taken = await self._keep(medium, fetched.data, "", salt, held)
+            named, taken = await self._keep(medium, fetched.data, "", naming, held)
         await self._memo.put(
             url,
             scope,
@@ -132,26 +140,29 @@ class MediaSources:
         )
         return named, taken
 
-    async def _remembered(self, memory: UrlMemory, medium: Medium, held: list[str]) -> tuple[NamedMedium, Taken] | None:
+    async def _remembered(
+        self, memory: UrlMemory, medium: Medium, naming: Naming, held: list[str]
+    ) -> tuple[NamedMedium, Taken] | None:
         """What the URL gave last, if it may still be used, and somebody has it."""
         if not (self._by_text or memory.etag or memory.last_modified):
             return None
         named = NamedMedium(modality=medium.modality, identity=memory.identity, size=memory.size)
-        taken = await self._found(named, medium, held)
+        taken = await self._found(named, medium, naming, held)
         return None if taken is None else (named, taken)
 
-    async def _found(self, named: NamedMedium, medium: Medium, held: list[str]) -> Taken | None:
-        known = await self._known.find(named, named.identity, held)
-        return None if known is None else Taken(_reference(named, medium, known.source), not known.here)
+    async def _found(self, named: NamedMedium, medium: Medium, naming: Naming, held: list[str]) -> Taken | None:
+        item = media.processed(named.identity, naming.processor_kwargs)
+        known = await self._known.find(named, item, held)
+        return None if known is None else Taken(_reference(named, medium, naming, known.source), not known.here)
 
     async def _keep(
-        self, medium: Medium, data: bytes, media_type: str, salt: str, held: list[str]
+        self, medium: Medium, data: bytes, media_type: str, naming: Naming, held: list[str]
     ) -> tuple[NamedMedium, Taken]:
-        identity = await asyncio.to_thread(self._identify, data, medium, media_type, salt)
+        identity = await asyncio.to_thread(self._identify, data, medium, media_type, naming.salt)
         source = await self.holder.put(identity, data, self._lease_s)
         held.append(identity)
         named = NamedMedium(modality=medium.modality, identity=identity, size=len(data), media_type=media_type)
-        return named, Taken(_reference(named, medium, source), borrowed=False)
+        return named, Taken(_reference(named, medium, naming, source), borrowed=False)
 
     def _decode(self, url: str, medium: Medium) -> tuple[bytes, str]:
         return media.decode(url, medium.modality, int(self._limits.max_item_mb * 1e6), medium.param, medium.payload)
@@ -167,12 +178,13 @@ def lease_s(settings: Settings) -> float:
     return settings.api.request_timeout_s + LEASE_MARGIN_S
 
 
-def _reference(named: NamedMedium, medium: Medium, source: Descriptor | None) -> MediaRef:
+def _reference(named: NamedMedium, medium: Medium, naming: Naming, source: Descriptor | None) -> MediaRef:
     return MediaRef(
         modality=named.modality,
-        identity=named.identity,
+        identity=media.processed(named.identity, naming.processor_kwargs),
         size=named.size,
         media_type=named.media_type,
         param=medium.param,
         source=source,
+        processor_kwargs=naming.processor_kwargs,
     )

@@ -47,6 +47,7 @@ class MediaRef(Message):
 
     `size` is in bytes; `media_type` is given where the bytes alone do not tell how to read them (`video/jpeg`: frames
     as base64 text, comma-separated). `source` is where the bytes lie; None where somebody has the medium's embedding.
+    `processor_kwargs` are the request's own settings for the model's processor; the identity is theirs, too.
     """
 
     modality: Modality
@@ -55,6 +56,7 @@ class MediaRef(Message):
     media_type: str = ""
     param: str
     source: Descriptor | None = None
+    processor_kwargs: dict[str, Any] | None = None
 
 
 class Prompt(Message):

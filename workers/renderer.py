@@ -58,7 +58,9 @@ class Renderer:
         Raises MediaRefused, which names the item, PromptTooLong, and NotAlone.
         """
         try:
-            alone = await item_rendering.render_item(self._renderer, ref.modality, data, ref.identity)
+            alone = await item_rendering.render_item(
+                self._renderer, ref.modality, data, ref.identity, ref.processor_kwargs
+            )
         except NotSpliceable as error:
             raise NotAlone(f"the {ref.modality} has no rendering of its own: {error}") from error
         except ValueError as error:
@@ -74,7 +76,9 @@ class Renderer:
         """The engine's input for the whole prompt, by vLLM itself. `media` are decoded, by identity."""
         items = [(ref.modality, media[ref.identity], ref.identity) for ref in prompt.media]
         try:
-            whole = await item_rendering.render(self._renderer, prompt.token_ids, items)
+            # They are the request's, and so those of all its media.
+            kwargs = prompt.media[0].processor_kwargs
+            whole = await item_rendering.render(self._renderer, prompt.token_ids, items, kwargs)
         except ValueError as error:
             raise MediaRefused(f"the model's processor refused the media: {clean(error)}", param="messages") from error
         if prompt.cache_salt is not None:

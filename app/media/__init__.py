@@ -2,7 +2,7 @@
 
 from app.media.content import check
 from app.media.data_url import FRAMES, decode, is_data
-from app.media.identity import identify
+from app.media.identity import identify, processed
 from app.media.image import check_image
 from app.media.store import MediaHolder
 from app.media.video import check_video
@@ -16,4 +16,5 @@ __all__ = [
     "decode",
     "identify",
     "is_data",
+    "processed",
 ]

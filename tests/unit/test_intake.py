@@ -433,3 +433,43 @@ async def test_a_client_that_leaves_lets_go_of_what_was_taken(desk: Desk) -> Non
         admitting.cancel()
         await asyncio.wait({admitting})
     await desk.empty()
+
+
+KWARGS = {"min_pixels": 64, "size": {"a": 1}}
+OF_PICTURE = identify(PICTURE, modality="image", model="fingerprint")
+
+
+async def test_processor_settings_are_taken_where_they_are_trusted_and_name_the_medium(desk: Desk) -> None:
+    names = []
+    for kwargs in (None, {}, KWARGS, dict(reversed(KWARGS.items())), {"min_pixels": 65}):
+        body = {"messages": [message(image())], "mm_processor_kwargs": kwargs}
+        (ref,) = await desk.admit(body, trust_mm_processor_kwargs=True)
+        assert "mm_processor_kwargs" not in body
+        assert (ref.processor_kwargs or {}) == (kwargs or {})
+        assert desk.plane.read(held(ref)) == PICTURE
+        assert desk.admission.held == (OF_PICTURE,), "the bytes' own name"
+        names.append(ref.identity)
+        await desk.release()
+    assert names[0] == names[1] == OF_PICTURE and names[2] == names[3] and len(set(names)) == 3
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "trusted", "said"),
+    [
+        (KWARGS, False, "media.trust_mm_processor_kwargs"),
+        ("x", False, "media.trust_mm_processor_kwargs"),
+        ([1], True, "are an object"),
+        ({"x": "y" * 2000}, True, "2000 characters at most"),
+        ({"use_audio_in_video": True}, True, "audio out of a video"),
+    ],
+)
+async def test_processor_settings_that_are_refused(desk: Desk, kwargs: Any, trusted: bool, said: str) -> None:
+    body = {"messages": [message(image("http://x"))], "mm_processor_kwargs": kwargs}
+    changes = {"trust_mm_processor_kwargs": trusted}
+    assert said in await desk.refuse(body, InvalidRequest, "mm_processor_kwargs", **changes)
+    assert desk.web.asked == []
+
+
+@pytest.mark.parametrize("kwargs", [None, {}])
+async def test_no_processor_settings_are_nothing_to_refuse(desk: Desk, kwargs: Any) -> None:
+    await desk.admit({"messages": [message(image())], "mm_processor_kwargs": kwargs})
