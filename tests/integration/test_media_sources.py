@@ -225,10 +225,11 @@ async def test_what_nobody_has_any_more_is_got_without_a_question(
     one, two = await apis(), await apis()
     url = web.put("/x.png", PICTURE, "image/png", etag=True)
     (first,) = await one.once(image(url))
+    await one.said(first)
     await redis.delete(keys.api(one.name))
     (second,) = await two.once(image(url))
     assert (web.gets(status=200), web.gets(status=304)) == (2, 0)
-    await until(lambda: two.plane.times, "the publishing")
+    await two.said(second)
     assert await redis.hkeys(keys.media("fingerprint", first.identity)) == [two.name.encode()], "the dead one's is gone"
     await two.forget()
     await encoded_by(two, first, Assignment(worker="e", incarnation="before"))
