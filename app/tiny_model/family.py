@@ -22,6 +22,26 @@ def save(model: Any, directory: Path) -> None:
     model.save_pretrained(directory)
 
 
+def save_as(model: Any, directory: Path, prefixes: Mapping[str, str], config: Any = None) -> None:
+    """With the names of weights that published checkpoints have, where transformers writes others.
+
+    The first of `prefixes` that a name begins with is replaced. `config` is the model's own if not given.
+    """
+    from safetensors.torch import save
+
+    config = config or model.config
+    config.architectures = config.architectures or [type(model).__name__]
+    config.dtype = "float32"
+    config.save_pretrained(directory)
+    weights = {_renamed(name, prefixes): weight.contiguous() for name, weight in model.state_dict().items()}
+    (directory / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
+
+
+def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
+    old = next(prefix for prefix in prefixes if name.startswith(prefix))
+    return prefixes[old] + name.removeprefix(old)
+
+
 @dataclass(frozen=True)
 class Family:
     """A model family's recipe.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from app.tiny_model.family import END, PAD, START, Family, text_config
+from app.tiny_model.family import END, PAD, START, Family, save_as, text_config
 
 _IMAGE = "<image>"
 _PIXELS, _PATCH = 96, 16
@@ -33,11 +34,22 @@ def _model(ids: dict[str, int], tokens: int) -> Any:
     return LlavaForConditionalGeneration(config)
 
 
+def _save(model: Any, directory: Path) -> None:
+    prefixes = {
+        "lm_head.": "language_model.lm_head.",
+        "model.language_model.": "language_model.model.",
+        "model.vision_tower.": "vision_tower.vision_model.",
+        "model.": "",
+    }
+    save_as(model, directory, prefixes)
+
+
 FAMILY = Family(
     special=(PAD, START, END, _IMAGE),
     named={"image_token": _IMAGE},
     parts={"c.type == 'image' or 'image' in c or 'image_url' in c": _IMAGE},
     model=_model,
+    save=_save,
     processors={
         "preprocessor_config.json": {
             "image_processor_type": "CLIPImageProcessor",

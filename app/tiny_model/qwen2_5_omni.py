@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from app.tiny_model.family import END, PAD, START, Family, text_config
+from app.tiny_model.family import END, PAD, START, Family, save_as, text_config
 
 _AUDIO, _AUDIO_START, _AUDIO_END = "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"
 _IMAGE, _VIDEO = "<|IMAGE|>", "<|VIDEO|>"
@@ -62,14 +62,11 @@ def _model(ids: dict[str, int], tokens: int) -> Any:
 
 def _save(thinker: Any, directory: Path) -> None:
     """As a part of the whole Qwen2.5-Omni, which is the only form that vLLM's thinker is loaded from."""
-    from safetensors.torch import save
     from transformers import Qwen2_5OmniConfig
 
     config = Qwen2_5OmniConfig(thinker_config=thinker.config.to_dict(), enable_audio_output=False)
     config.architectures = ["Qwen2_5OmniModel"]
-    config.save_pretrained(directory)
-    weights = {f"thinker.{name}": weight.contiguous() for name, weight in thinker.state_dict().items()}
-    (directory / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
+    save_as(thinker, directory, {"": "thinker."}, config)
 
 
 _PIXELS = {

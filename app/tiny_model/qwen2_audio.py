@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from app.tiny_model.family import END, PAD, START, Family, text_config
+from app.tiny_model.family import END, PAD, START, Family, save_as, text_config
 
 _AUDIO, _AUDIO_START, _AUDIO_END = "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"
 _MELS = 32
@@ -30,6 +31,15 @@ def _model(ids: dict[str, int], tokens: int) -> Any:
     return Qwen2AudioForConditionalGeneration(config)
 
 
+def _save(model: Any, directory: Path) -> None:
+    prefixes = {
+        "lm_head.": "language_model.lm_head.",
+        "model.language_model.": "language_model.model.",
+        "model.": "",
+    }
+    save_as(model, directory, prefixes)
+
+
 FAMILY = Family(
     special=(PAD, START, END, _AUDIO, _AUDIO_START, _AUDIO_END),
     named={"audio_token": _AUDIO, "audio_bos_token": _AUDIO_START, "audio_eos_token": _AUDIO_END},
@@ -38,6 +48,7 @@ FAMILY = Family(
         f"Audio {{{{ count.audio }}}}: {_AUDIO_START}{_AUDIO}{_AUDIO_END}\n"
     },
     model=_model,
+    save=_save,
     processors={
         "preprocessor_config.json": {
             "feature_extractor_type": "WhisperFeatureExtractor",
