@@ -232,6 +232,39 @@ def test_all_media_side_by_side(model: Model) -> None:
         check(model, model.prompt([""] * (len(order) + 1), order))
 
 
+def test_positions_are_the_same_without_the_media(model: Model) -> None:
+    """By the model's own code: it sees what another worker's engine is given, and what this one's would be."""
+    import torch
+    from vllm.model_executor.model_loader import get_model_cls
+    from vllm.multimodal.inputs import MultiModalFeatureSpec
+
+    from workers import rendered
+
+    its_class = get_model_cls(model.renderer.model_config)
+    if not hasattr(its_class, "get_mrope_input_positions"):
+        pytest.skip("positions are the tokens' own")
+    config = model.renderer.model_config.hf_config
+    engine_model = its_class.__new__(its_class)
+    torch.nn.Module.__init__(engine_model)
+    engine_model.config = getattr(config, "thinker_config", config)
+
+    def positions(given: Any) -> Any:
+        features = [
+            MultiModalFeatureSpec(kwargs, modality, "", place)
+            for modality, places in given["mm_placeholders"].items()
+            for kwargs, place in zip(given["mm_kwargs"][modality], places, strict=True)
+        ]
+        features.sort(key=lambda feature: feature.mm_position.offset)
+        return engine_model.get_mrope_input_positions(list(given["prompt_token_ids"]), features)
+
+    prompt = model.prompt(["a"] * (len(model.media) + 1), list(model.media))
+    ours, delta = positions(rendered.engine_input(splice(prompt, model.records)))
+    whole, its_delta = positions(model.whole(prompt))
+    assert ours.shape == (3, len(splice(prompt, model.records).token_ids))
+    assert torch.equal(ours, whole) and delta == its_delta
+    assert delta < 0, "a grid takes fewer positions than tokens"
+
+
 def test_an_item_without_a_placeholder_is_refused_as_vllm_refuses_it(model: Model) -> None:
     for identity in model.media:
         prompt = model.prompt(["no ", "place"], [identity])
