@@ -11,11 +11,14 @@ import signal
 from app import settings
 from app.messages import Assignment
 from app.redis import connect
+from app.registry import Registry
 from app.roles import ALL
 from tests.integration.fake_worker import FakeWorker, count
 from tests.messages import worker
 
 ME = Assignment(worker="agg@echo", incarnation="e1")
+#: Long, for machines that are so busy that it does not get its turn.
+LEASE_S = 60.0
 
 
 async def main() -> None:
@@ -23,6 +26,7 @@ async def main() -> None:
     redis = connect(chosen.redis.cache, chosen.redis.timeout_s, name=ME.worker)
     one = FakeWorker(redis, ME, tuple(ALL), count)
     one.record = worker(ME, *ALL, model=chosen.served_name)
+    one.registry = Registry(redis, LEASE_S)
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     async with one.running():
