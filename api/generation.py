@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
-from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
@@ -18,15 +17,17 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from api import context, errors, media_parts, route_headers, vllm_serving
+from api import context, errors, inline_media, media_parts, route_headers, vllm_serving
 from api.admission import Ticket
 from api.context import RequestContext
 from api.disconnect import ClientGone, unless_disconnected
 from api.ending import to_the_end
+from api.inline_media import Body
+from api.middleware import body_limit
 from api.middleware.keep_alive import PING
 from api.services import Services
 from api.timings import HEADER, Timings
-from app.errors import DeadlineExceeded, Failure, InvalidRequest, RemoteFailure, TrivetError
+from app.errors import DeadlineExceeded, Failure, InvalidRequest, MediaExpired, RemoteFailure, TrivetError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -95,10 +96,10 @@ async def answer(request: Request, generation: Generation) -> Response:
     )
     ticket = Ticket(services)
     try:
-        body = await json_object(request, asked.deadline)
+        body = await json_object(request, asked.deadline, generation.shape)
         context.enter(asked)
-        begun = asyncio.create_task(_begin(services, asked, body, generation))
-        if not await unless_disconnected(request, begun, _patience(services, body, generation)):
+        begun = asyncio.create_task(_begin(services, asked, body, generation, request.scope))
+        if not await unless_disconnected(request, begun, _patience(services, body.fields, generation)):
             return Stream(_late(begun, asked, ticket, generation), begun, asked, ticket)
         found = begun.result()
         explained = route_headers.explained(services.settings.api, request, asked.decisions)
@@ -151,23 +152,44 @@ class Stream(StreamingResponse):
 
 
 async def _begin(
-    services: Services, asked: RequestContext, body: dict[str, Any], generation: Generation
+    services: Services, asked: RequestContext, body: Body, generation: Generation, scope: Scope
 ) -> Response | tuple[Frame, Frames]:
     """A whole response, or the first frame and those to come."""
-    held = await services.intake.admit(body, generation.shape, asked.tenant)
-    asked.on_close.append(partial(services.intake.release, held))
-    # Clients that send every field they know send null for "default".
-    given = {name: value for name, value in body.items() if value is not None}
     try:
-        found = await _within(asked.deadline, generation.run(services, given, asked.request_id))
-        if not isinstance(found, AsyncGenerator):
-            return Response(generation.whole(found), media_type="application/json")
-        first = await anext(found)
-        if (error := generation.error_in(first)) is not None:
-            await found.aclose()
-            raise vllm_serving.ServingError(error)
+        async with asyncio.timeout(asked.deadline - time.time()):
+            admission = await services.intake.admit(body.fields, body.shape, asked.tenant)
+    except TimeoutError:
+        raise DeadlineExceeded("the request's deadline passed before its media had come") from None
+    asked.on_close.append(admission.release)
+    body.forget_media()
+    body_limit.relieve(scope, body.text_bytes)
+    # Clients that send every field they know send null for "default".
+    given = {name: value for name, value in body.fields.items() if value is not None}
+    try:
+        return await _answered(services, asked, given, generation)
+    except Exception as error:
+        failure = _as_failure(asked, error)
+        if not (admission.borrowed and failure_of(failure).code == MediaExpired.code):
+            raise failure from error
+    log.info("request %s runs once more: a medium that it referred to is gone", asked.request_id)
+    asked.failure = None
+    await admission.renew()
+    try:
+        return await _answered(services, asked, given, generation)
     except Exception as error:
         raise _as_failure(asked, error) from error
+
+
+async def _answered(
+    services: Services, asked: RequestContext, body: dict[str, Any], generation: Generation
+) -> Response | tuple[Frame, Frames]:
+    found = await _within(asked.deadline, generation.run(services, body, asked.request_id))
+    if not isinstance(found, AsyncGenerator):
+        return Response(generation.whole(found), media_type="application/json")
+    first = await anext(found)
+    if (error := generation.error_in(first)) is not None:
+        await found.aclose()
+        raise vllm_serving.ServingError(error)
     return first, found
 
 
@@ -267,20 +289,28 @@ def _outcome(error: BaseException) -> str:
     return TrivetError.code if isinstance(error, Exception) else "cancelled"
 
 
-async def json_object(request: Request, deadline: float) -> dict[str, Any]:
-    """The body. Raises InvalidRequest, or DeadlineExceeded (`deadline` is in unix seconds)."""
+async def json_object(request: Request, deadline: float, shape: media_parts.Shape) -> Body:
+    """The body, whose media have that shape. Raises InvalidRequest, and DeadlineExceeded at `deadline` (unix time)."""
     try:
         async with asyncio.timeout(deadline - time.time()):
-            received = await request.body()
+            received = await _received(request)
     except TimeoutError:
         raise DeadlineExceeded("the request's deadline passed before its body had come") from None
     try:
-        body = orjson.loads(received)
+        body = inline_media.parse(received, shape)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"the body is not JSON: {error.msg} at byte {error.pos}") from None
-    if not isinstance(body, dict):
+    if not isinstance(body.fields, dict):
         raise InvalidRequest("the body must be a JSON object")
     return body
+
+
+async def _received(request: Request) -> bytearray:
+    """All of it. Not by `body()`, which would keep it as long as the request, and for a moment twice."""
+    received = bytearray()
+    async for chunk in request.stream():
+        received += chunk
+    return received
 
 
 def _deadline(services: Services, request: Request) -> float:

@@ -6,115 +6,148 @@ twice.
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from api import media_parts, references
-from api.media_parts import Shape
-from app import media
+from api.media_parts import Medium, Part, Shape
+from api.media_sources import MediaSources, Naming, Taken
 from app.errors import InvalidRequest, MediaRefused, MultimodalDisabled
-from app.media import MediaHolder
-from app.messages import MediaRef, Modality
+from app.messages import Modality
 from app.settings import Settings
+from app.together import together
 
 #: Body fields that only Trivet's own stages may set. vLLM takes them from `vllm_xargs`, too.
 INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params", "prompt_embeds")
-#: How much longer than the longest request its media are kept, should nobody release them.
-LEASE_MARGIN_S = 30.0
+#: Longest `mm_processor_kwargs`, as JSON: they travel with every medium.
+MAX_PROCESSOR_KWARGS = 2000
+#: Settings with the most items of each modality in one request.
+LIMITS: dict[Modality, str] = {"image": "max_images", "video": "max_videos", "audio": "max_audios"}
+
+_Key = tuple[Modality, str | None, str | None]
+_Found = list[tuple[Part, Medium]]
 
 
-@dataclass
-class _Request:
-    """What is known of one request's media. `seen` has those that were taken, by kind and URL."""
+class Admission:
+    """The media of one request: references in its body, and what is held for them until `release`."""
 
-    salt: str
-    seen: dict[tuple[Modality, str], MediaRef] = field(default_factory=dict)
-    held: list[str] = field(default_factory=list)
+    def __init__(self, sources: MediaSources | None, shape: Shape, naming: Naming) -> None:
+        self._sources = sources
+        self._shape = shape
+        self._naming = naming
+        self._borrowed: _Found = []
+        self._held: list[str] = []
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Identities, once for each time that they are held."""
+        return tuple(self._held)
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether a medium may be gone when a worker comes for it; then `renew` is worth a try."""
+        return bool(self._borrowed)
+
+    async def enter(self, found: _Found, *, anew: bool = False) -> None:
+        """Get all media, each once, and put the references into the body. Raises as `Intake.admit` does.
+
+        Nobody is asked for anything while one of them is refused.
+        """
+        for _, medium in found:
+            assert self._sources is not None
+            self._sources.check(medium)
+        distinct = {_key(medium): medium for _, medium in reversed(found)}
+        taken = dict(zip(distinct, await together(self._take(one, anew) for one in distinct.values()), strict=True))
+        # No medium that came with the request is kept in it: base64 is large.
+        self._borrowed = [(part, medium) for part, medium in found if taken[_key(medium)].borrowed]
+        for part, medium in found:
+            ref = taken[_key(medium)].ref.model_copy(update={"param": medium.param})
+            self._shape.write(part, references.to_url(ref))
+
+    async def renew(self) -> None:
+        """Get what was borrowed, and is gone. Raises as `Intake.admit` does."""
+        await self.enter(self._borrowed, anew=True)
+
+    async def _take(self, medium: Medium, anew: bool) -> Taken:
+        assert self._sources is not None
+        return await self._sources.take(medium, self._naming, self._held, anew=anew)
+
+    async def release(self) -> None:
+        """The request has ended, and reads its media no more."""
+        while self._held:
+            assert self._sources is not None
+            self._sources.holder.release(self._held.pop())
 
 
 class Intake:
-    """Checks media and puts their bytes where workers can read them.
+    """Checks the media of requests. Where none are taken there need not be `sources`."""
 
-    `fingerprint` names the model and its processor's settings (`app.media.fingerprint`). Where no media are taken there
-    need not be a `holder`.
-    """
-
-    def __init__(self, settings: Settings, holder: MediaHolder | None, fingerprint: str) -> None:
+    def __init__(self, settings: Settings, sources: MediaSources | None) -> None:
         self._settings = settings
-        self._holder = holder
-        self._fingerprint = fingerprint
+        self._sources = sources
 
-    async def admit(self, body: dict[str, Any], shape: Shape = media_parts.CHAT, tenant: str = "") -> list[str]:
-        """Replace the body's media by references, in place, and answer what `release` has to get when it ends.
+    async def admit(self, body: dict[str, Any], shape: Shape = media_parts.CHAT, tenant: str = "") -> Admission:
+        """Replace the body's media by references, in place; what comes back has to be released when the request ends.
 
         `shape` tells where this API's bodies have them; each tenant has names of its own for them. Raises
-        InvalidRequest, which names the part, and MediaMemoryFull; then nothing is held.
+        InvalidRequest, which names the part, MediaMemoryFull, MediaFetchesBusy, and BrokerUnavailable for what needs
+        Redis; then nothing is held.
         """
         _refuse_internal(body, "")
         if isinstance(xargs := body.get("vllm_xargs"), dict):
             _refuse_internal(xargs, "vllm_xargs.")
+        kwargs = self._processor_kwargs(body)
         parts = list(shape.parts(body))
-        if not parts:
-            return []
-        self._check_number(parts)
+        if parts and not self._settings.enable_multimodal:
+            first = parts[0][0]
+            raise MultimodalDisabled("this server takes no media; start it with --enable-multimodal", param=first)
+        found = [(part, shape.read(path, part)) for path, part in parts]
+        self._check_number([medium for _, medium in found])
         # Who asks for a KV cache of its own has names of its own for its media, too: the encoder's cache goes by them.
         salt = body.get("cache_salt")
         salts = [tenant, salt if isinstance(salt, str) else ""]
-        request = _Request(json.dumps(salts) if any(salts) else "")
+        naming = Naming(json.dumps(salts) if any(salts) else "", kwargs)
+        admission = Admission(self._sources, shape, naming)
         try:
-            # One at a time: a request must not hold many decoded media in memory at once.
-            for path, part in parts:
-                await self._take(shape, path, part, request)
+            await admission.enter(found)
         except BaseException:
-            await self.release(request.held)
+            await admission.release()
             raise
-        return request.held
+        return admission
 
-    async def release(self, identities: Iterable[str]) -> None:
-        """A request has ended, and reads its media no more: each once, as `admit` answered them."""
-        for identity in identities:
-            assert self._holder is not None
-            await self._holder.release(identity)
+    def _processor_kwargs(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        """What the request tells the model's processor, taken out of the body."""
+        given = body.pop("mm_processor_kwargs", None)
+        if not given:
+            return None
+        if not self._settings.media.trust_mm_processor_kwargs:
+            raise _refused_kwargs("are taken from clients only if media.trust_mm_processor_kwargs is on")
+        if not isinstance(given, dict) or len(json.dumps(given)) > MAX_PROCESSOR_KWARGS:
+            raise _refused_kwargs(f"are an object, of {MAX_PROCESSOR_KWARGS} characters at most")
+        if given.get("use_audio_in_video"):
+            raise _refused_kwargs("cannot take the audio out of a video here; send it as a part of its own")
+        return given
 
-    def _check_number(self, parts: list[tuple[str, dict[str, Any]]]) -> None:
-        first = parts[0][0]
-        if not self._settings.enable_multimodal:
-            raise MultimodalDisabled("this server takes no media; start it with --enable-multimodal", param=first)
-        if len(parts) > self._settings.media.max_items:
-            allowed = self._settings.media.max_items
-            raise MediaRefused(f"more media than media.max_items allows ({allowed})", param=first)
-
-    async def _take(self, shape: Shape, path: str, part: dict[str, Any], request: _Request) -> None:
-        url, modality, param = shape.read(path, part)
-        shape.write(part, references.to_url(await self._reference(url, modality, param, request)))
-
-    async def _reference(self, url: str, modality: Modality, param: str, request: _Request) -> MediaRef:
-        known = request.seen.get((modality, url))
-        if known is not None:
-            return known.model_copy(update={"param": param})
-        identity, data, media_type = await asyncio.to_thread(self._read, url, modality, param, request.salt)
-        lease_s = self._settings.api.request_timeout_s + LEASE_MARGIN_S
-        assert self._holder is not None
-        source = await self._holder.put(identity, data, lease_s)
-        request.held.append(identity)
-        ref = MediaRef(
-            modality=modality, identity=identity, size=len(data), media_type=media_type, param=param, source=source
-        )
-        request.seen[modality, url] = ref
-        return ref
-
-    def _read(self, url: str, modality: Modality, param: str, salt: str) -> tuple[str, bytes, str]:
+    def _check_number(self, found: list[Medium]) -> None:
         limits = self._settings.media
-        data, media_type = media.decode(url, modality, int(limits.max_item_mb * 1e6), param)
-        if modality == "image":
-            media.check_image(data, limits.max_image_pixels, param)
-        else:
-            media.check_video(data, media_type, limits, param)
-        name = media.identify(data, modality=modality, model=self._fingerprint, media_type=media_type, salt=salt)
-        return name, data, media_type
+        if len(found) > limits.max_items:
+            raise _too_many("media", found[limits.max_items], "max_items", limits.max_items)
+        for modality, name in LIMITS.items():
+            some, allowed = [medium for medium in found if medium.modality == modality], getattr(limits, name)
+            if len(some) > allowed:
+                raise _too_many(f"{modality} parts", some[allowed], name, allowed)
+
+
+def _key(medium: Medium) -> _Key:
+    return medium.modality, medium.url, medium.uuid
+
+
+def _refused_kwargs(why: str) -> InvalidRequest:
+    return InvalidRequest(f"mm_processor_kwargs {why}", param="mm_processor_kwargs")
+
+
+def _too_many(what: str, first: Medium, setting: str, allowed: int) -> MediaRefused:
+    return MediaRefused(f"more {what} than media.{setting} allows ({allowed})", param=first.param)
 
 
 def _refuse_internal(fields: dict[str, Any], path: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import errors, middleware, openapi_security, processes
+from api import errors, malloc, middleware, openapi_security, processes
 from api.routes import chat, completions, health, messages, metrics, models, responses, routing, tokenize
 from app import api_keys, logs, settings
 
@@ -21,6 +21,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     from api.services import running
 
     chosen = settings.current()
+    malloc.map_large_blocks()
     try:
         context = running(chosen)
         app.state.services = await context.__aenter__()

@@ -5,6 +5,7 @@ A shape yields whatever is not plain text, known or not: what an endpoint does n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -13,8 +14,15 @@ from app.messages import Modality
 
 Part = dict[str, Any]
 
-#: Content parts with a medium, and its kind. The part has the URL under the same name.
-MEDIA_PARTS: dict[str, Modality] = {"image_url": "image", "video_url": "video"}
+#: Content parts with a medium, and its kind. The part has the medium under the same name.
+MEDIA_PARTS: dict[str, Modality] = {
+    "image_url": "image",
+    "video_url": "video",
+    "audio_url": "audio",
+    "input_audio": "audio",
+}
+#: What OpenAI's `input_audio` may say that its data are. The data themselves tell in the end.
+AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg")
 #: Content parts that hold no media.
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 #: Embeddings that a client made: of the wrong shape they end an engine, and nothing tells whose they are.
@@ -22,13 +30,21 @@ EMBEDS = frozenset({"image_embeds", "audio_embeds", "video_embeds", "prompt_embe
 #: What vLLM's chat parser may take for a medium, whatever the part says that it is.
 MEDIA_FIELDS = EMBEDS | {"image_url", "video_url", "audio_url", "input_audio", "input_image", "image_pil"}
 
+#: A client's own name for a medium.
+UUID = re.compile(r"[!-~]{1,128}")
+
 
 class Medium(NamedTuple):
-    """What a client sent. `param` is the field that has it."""
+    """What a client sent: a URL, or a `uuid` of its own for a medium that it sent before, or both, to name it so.
 
-    url: str
+    `param` is the field that has it. Of a data: URL, `payload` may be what follows its comma, and not in `url`.
+    """
+
+    url: str | None
     modality: Modality
     param: str
+    uuid: str | None = None
+    payload: memoryview | None = None
 
 
 class Shape(Protocol):
@@ -45,7 +61,7 @@ class Shape(Protocol):
 
 
 class ChatParts:
-    """`messages[].content[]` of `image_url` and `video_url` parts."""
+    """`messages[].content[]` of `image_url`, `video_url`, `audio_url` and `input_audio` parts."""
 
     def parts(self, body: dict[str, Any]) -> Iterator[tuple[str, Part]]:
         for path, message in _objects(body.get("messages"), "messages"):
@@ -58,14 +74,19 @@ class ChatParts:
         modality = MEDIA_PARTS.get(kind)
         if modality is None:
             raise _unsupported(path, MEDIA_PARTS)
-        url = part.get(kind)
-        url = url.get("url") if isinstance(url, dict) else url
+        given, param = part.get(kind), f"{path}.{kind}"
+        url = given.get("url") if isinstance(given, dict) else given
+        if kind == "input_audio":
+            url = None if given is None else _audio_url(given, param)
+        uuid = _uuid(part, path)
+        if url is None and uuid is not None:
+            return Medium(None, modality, param, uuid)
         if not isinstance(url, str):
-            raise MediaRefused(f"{kind} needs a url", param=f"{path}.{kind}")
-        return Medium(url, modality, f"{path}.{kind}")
+            raise MediaRefused(f"{kind} needs a url, or null and the uuid of one sent before", param=param)
+        return Medium(url, modality, param, uuid)
 
     def write(self, part: Part, url: str) -> None:
-        kind = part["type"]
+        kind = "audio_url" if part["type"] == "input_audio" else part["type"]
         part.clear()
         part.update({"type": kind, kind: {"url": url}})
 
@@ -189,10 +210,28 @@ def _is_media(
 
 
 def _unsupported(path: str, kinds: dict[str, Modality]) -> MediaRefused:
-    known = " and ".join(kinds)
+    *others, last = kinds
+    known = f"{', '.join(others)} and {last}" if others else last
     return MediaRefused(
         f"this kind of content part is not supported; {known} {'are' if len(kinds) > 1 else 'is'}", param=path
     )
+
+
+def _uuid(part: Part, path: str) -> str | None:
+    uuid = part.get("uuid")
+    if uuid is not None and not (isinstance(uuid, str) and UUID.fullmatch(uuid)):
+        raise InvalidRequest("a uuid is 1 to 128 printable ASCII characters without spaces", param=f"{path}.uuid")
+    return uuid
+
+
+def _audio_url(given: Any, param: str) -> str:
+    data, kind = (given.get("data"), given.get("format")) if isinstance(given, dict) else (None, None)
+    if not isinstance(data, str) or kind not in AUDIO_FORMATS:
+        raise MediaRefused(
+            f"input_audio needs data (base64) and a format: {', '.join(AUDIO_FORMATS[:-1])} or {AUDIO_FORMATS[-1]}",
+            param=param,
+        )
+    return f"data:audio/{kind};base64,{data}"
 
 
 def _data_url(source: dict[str, Any]) -> str | None:

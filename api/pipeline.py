@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from api.migration import migrating
 from app import cancellation, keys
 from app.celery import DECODE_TASK, ENCODE_TASK, PREFILL_TASK
-from app.errors import BrokerUnavailable, DeadlineExceeded, Failure, RemoteFailure, WorkerLost
+from app.errors import BrokerUnavailable, DeadlineExceeded, Failure, MediaExpired, RemoteFailure, WorkerLost
 from app.fleet import FleetView
 from app.items.index import ItemIndex
 from app.messages import Assignment, DecodeTask, Delta, EncodeTask, Plan, PrefillTask, Prompt
@@ -83,8 +83,8 @@ class Pipeline:
     def stream(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         """The job's deltas, in order; several at once when the reader has fallen behind.
 
-        Raises NoWorker, BrokerUnavailable, or RemoteFailure with whatever ended the job. A caller that stops early
-        cancels it.
+        Raises NoWorker, BrokerUnavailable, MediaExpired, or RemoteFailure with whatever ended the job. A caller that
+        stops early cancels it.
         """
         return migrating(self._run, job, self._migration_limit)
 
@@ -212,8 +212,9 @@ class Pipeline:
             "deadline": job.deadline,
         }
         try:
+            _check_sources(job, decision.plan)
             await asyncio.gather(*(self._encodes(job, decision.plan, known)), self._first_stage(job, decision, known))
-        except BrokerUnavailable:
+        except (BrokerUnavailable, MediaExpired):
             self._spawn(self._unclaim(decision.plan))
             raise
 
@@ -277,3 +278,10 @@ async def _insist(act: Callable[[], Awaitable[None]], otherwise: str) -> None:
                 log.error("%s: %s", otherwise, error)
                 return
         await asyncio.sleep(0.5)
+
+
+def _check_sources(job: Job, plan: Plan) -> None:
+    """Raise MediaExpired for an item that has to be encoded, and was only referred to: its embedding is gone."""
+    for ref in job.prompt.media:
+        if ref.source is None and ref.identity in plan.encode:
+            raise MediaExpired("a medium was gone before a worker read it; send the request again", param=ref.param)

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from api import metrics
 from api.grammars import Grammars
 from api.intake import Intake
-from api.media_memory import MediaMemory
+from api.media_desk import MediaDesk
 from api.pipeline import Pipeline
 from api.vllm_serving import Serving
 from app import keys
@@ -58,6 +58,7 @@ class Services:
             settings.worker.heartbeat_s,
         )
         self.fingerprint = fingerprint.of_settings(settings) if settings.enable_multimodal else ""
+        items = ItemIndex(self.cache, self.fingerprint, settings.items)
         self.pipeline = Pipeline(
             self.id,
             settings.served_name,
@@ -66,12 +67,12 @@ class Services:
             Reservations(self.cache, settings.api.lease_s),
             TaskSender(self.broker),
             self.reader,
-            ItemIndex(self.cache, self.fingerprint, settings.items),
+            items,
             self.cache,
             settings.api.migration_limit,
         )
-        self.media = MediaMemory(settings) if settings.enable_multimodal else None
-        self.intake = Intake(settings, self.media.holder if self.media else None, self.fingerprint)
+        self.media = MediaDesk(settings, self.id, self.cache, items, self.fleet) if settings.enable_multimodal else None
+        self.intake = Intake(settings, self.media.sources if self.media else None)
         self.grammars = Grammars(settings)
         self.in_flight = 0
         self._strangers: set[str] = set()
@@ -95,6 +96,8 @@ class Services:
             self._spawn(self.reader.run()),
             self._spawn(self.fleet.run()),
         ]
+        if self.media is not None:
+            self._background.append(self._spawn(self.media.keep_offered()))
         await asyncio.wait_for(self.reader.subscribed.wait(), self.settings.redis.timeout_s)
         await self.fleet.refresh()
 

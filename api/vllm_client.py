@@ -23,6 +23,7 @@ from api.context import RequestContext, current
 from api.fanout import interleave
 from api.grammars import Known
 from api.pipeline import Job, Pipeline
+from api.vllm_markers import Markers
 from app.errors import InvalidRequest, TrivetError
 from app.messages import Delta, MediaRef, Prompt, joined
 
@@ -50,6 +51,7 @@ class PipelineClient(EngineClient):
         # The one place that would run the HF processor: here media stay references, and workers render.
         self.renderer._process_multimodal_async = _references
         self.input_processor = InputProcessor(config, self.renderer)
+        self._markers = Markers(config.model_config, self.renderer.get_tokenizer())
         self._pipeline = pipeline
         self._grammars = grammars
 
@@ -68,6 +70,7 @@ class PipelineClient(EngineClient):
         context = current()
         if not prompt["prompt_token_ids"]:
             raise InvalidRequest("the prompt is empty")
+        self._markers.check(prompt["prompt_token_ids"], prompt.get(MEDIA, []))
         job = Job(
             request_id=f"{request_id}.{secrets.token_hex(3)}",
             prompt=prompt_of(prompt),

@@ -19,6 +19,9 @@ class ReferenceConnector(MediaConnector):
     async def fetch_image_async(self, image_url: str, **_: Any) -> MediaRef:
         return references.from_url(image_url)
 
+    async def fetch_audio_async(self, audio_url: str, **_: Any) -> MediaRef:
+        return references.from_url(audio_url)
+
     async def fetch_video_async(self, video_url: str, **_: Any) -> MediaRef:
         return references.from_url(video_url)
 

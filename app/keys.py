@@ -16,6 +16,9 @@
 | `trivet:predicted:<worker>:<incarnation>:<rank>:<n>` | set | twice `routing.predicted_ttl_s` | what was sent there |
 | `trivet:session:<tenant>:<session>` | hash | `routing.session_ttl_s` | stage -> where its last request went |
 | `trivet:turns` | hash | the same | stage -> number of requests, for policy `round_robin` |
+| `trivet:url:<digest>` | string, JSON | `media_urls.memo_ttl_s` after its last use | what a media URL gave last |
+| `trivet:media:<model>:<identity>` | hash | as long as they may be read | API process -> where it has the bytes, JSON |
+| `trivet:uuid:<tenant>:<uuid>` | string, JSON | `media.uuid_ttl_s` after its last use | a client's name for a medium |
 | `trivet:replay:<api>` | stream, capped | 600 s after the last batch | the last token batches, to refill a gap |
 | `trivet:tokens:<api>` | channel | | token batches for one API process |
 | `trivet:cancel` | channel | | ids of requests to stop |
@@ -93,6 +96,18 @@ def encoding(model: str, identity: str) -> str:
 
 def kv(worker_id: str, rank: int) -> str:
     return f"{PREFIX}kv:{worker_id}:{rank}"
+
+
+def url(digest: str) -> str:
+    return f"{PREFIX}url:{digest}"
+
+
+def media(model: str, identity: str) -> str:
+    return f"{PREFIX}media:{model}:{identity}"
+
+
+def uuid(tenant: str, uuid: str) -> str:
+    return f"{PREFIX}uuid:{tenant}:{uuid}"
 
 
 def replay(api_id: str) -> str:

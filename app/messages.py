@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app import keys
 from app.errors import Failure
 
-Modality = Literal["image", "video"]
+Modality = Literal["image", "video", "audio"]
 
 
 class Message(BaseModel):
@@ -46,7 +46,8 @@ class MediaRef(Message):
     """One medium of a prompt. `identity` names its content, `param` the part of the request that it came in.
 
     `size` is in bytes; `media_type` is given where the bytes alone do not tell how to read them (`video/jpeg`: frames
-    as base64 text, comma-separated). `source` is where the bytes lie.
+    as base64 text, comma-separated). `source` is where the bytes lie; None where somebody has the medium's embedding.
+    `processor_kwargs` are the request's own settings for the model's processor; the identity is theirs, too.
     """
 
     modality: Modality
@@ -54,7 +55,8 @@ class MediaRef(Message):
     size: int = Field(gt=0)
     media_type: str = ""
     param: str
-    source: Descriptor
+    source: Descriptor | None = None
+    processor_kwargs: dict[str, Any] | None = None
 
 
 class Prompt(Message):
@@ -68,9 +70,10 @@ class Prompt(Message):
 class FieldValue(Message):
     """One processor output that is no pixel data (grids, timestamps), in JSON.
 
-    A tensor has `dtype` and `shape` and its values flat, row-major, those that are not finite as text; a plain number
-    or nested list has `dtype` None, and tensors in a list are objects of `dtype`, `shape` and `data`. `kind` and `dim`
-    say how the model joins the values of several items (vLLM's field kinds).
+    A tensor has `dtype` and `shape` and its values flat, row-major, those that are not finite as text; where `times` is
+    given, each value of `data` that many times (an audio's mask is tens of thousands of ones and zeros). A plain number
+    or nested list has `dtype` None, and tensors in a list are objects of `dtype`, `shape`, `data` and `times`. `kind`
+    and `dim` say how the model joins the values of several items (vLLM's field kinds).
     """
 
     kind: Literal["batched", "flat", "shared"]
@@ -78,6 +81,7 @@ class FieldValue(Message):
     dtype: str | None = None
     shape: list[int] = []
     data: list[Any] | bool | int | float
+    times: list[int] | None = None
 
 
 class RenderedItem(Message):

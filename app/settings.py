@@ -24,6 +24,7 @@ from app.settings_sections import (
     FlowerSettings,
     ItemSettings,
     MediaSettings,
+    MediaUrlSettings,
     RedisSettings,
     RoutingSettings,
     Section,
@@ -71,6 +72,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     api: ApiSettings = ApiSettings()
     media: MediaSettings = MediaSettings()
+    media_urls: MediaUrlSettings = MediaUrlSettings()
     tensors: TensorSettings = TensorSettings()
     items: ItemSettings = ItemSettings()
     routing: RoutingSettings = RoutingSettings()
@@ -144,7 +146,7 @@ def environment(settings: Settings, *, everything: bool = False) -> dict[str, st
     for path, value in leaves(settings.model_dump(mode="json", exclude_defaults=not everything)).items():
         if value is None or path in SECRETS:
             continue
-        variables[variable(path)] = ",".join(sorted(value)) if isinstance(value, list) else _text(value)
+        variables[variable(path)] = ",".join(sorted(map(str, value))) if isinstance(value, list) else _text(value)
     return variables
 
 

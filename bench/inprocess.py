@@ -37,7 +37,7 @@ async def inprocess(answer: str, prompts: list[list[int]], params: dict[str, Any
             deadline=time.time() + 600,
             params={**params, "max_tokens": tokens},
         )
-        engine_input = await host.engine.render(Prompt(token_ids=prompts[number % len(prompts)]))
+        engine_input = host.engine.renderer.text(Prompt(token_ids=prompts[number % len(prompts)]))
         seen = False
         async for _ in host.engine.generate(engine_input, task, None):
             if not seen:

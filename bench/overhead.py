@@ -25,6 +25,7 @@ from app.roles import Role
 from app.sender import envelope_of
 from bench import load, sse_client, stack
 from bench.inprocess import TASK
+from bench.processes import cpu_s
 from bench.spread import spread
 
 #: Words of the tiny model's vocabulary, so that a prompt has about as many tokens as words.
@@ -106,9 +107,9 @@ class Bench:
             }
             await self._pool.chat(body, first_token)
 
-        before = self._stack.cpu_s(self._stack.api)
+        before = cpu_s(self._stack.api)
         result = await load.run(request, shape)
-        return result, self._stack.cpu_s(self._stack.api) - before
+        return result, cpu_s(self._stack.api) - before
 
     async def measure(self, concurrency: int) -> Samples:
         samples = Samples()

@@ -36,6 +36,9 @@ class Connection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
+        if not self._tail and not data.startswith(b"HTTP/1.1 200"):
+            self._fail(f"refused: {data[:1000]!r}")
+            return
         if self._first_token is not None and b'"content":"' in data:
             # The first frame carries the role and an empty content, and comes with the first token.
             self._first_token()
@@ -46,8 +49,11 @@ class Connection(asyncio.Protocol):
             self._done.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(f"the stream broke: {exc}, last {self._tail!r}")
+
+    def _fail(self, why: str) -> None:
         if self._done is not None and not self._done.done():
-            self._done.set_exception(ConnectionError(f"the stream broke: {exc}, last {self._tail!r}"))
+            self._done.set_exception(ConnectionError(why))
 
     @property
     def open(self) -> bool:

@@ -106,6 +106,8 @@ def rows(table: str) -> list[list[str]]:
 def _default(value: object) -> str:
     if value in (None, "", []):
         return ""
+    if isinstance(value, list):
+        return f"`{','.join(map(str, sorted(value)))}`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 

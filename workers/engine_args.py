@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ import psutil
 from app import ports, torchvision_ops, vllm_args, vllm_reasoning
 from app.roles import KVRole, Role, kv_role
 from app.settings import Settings
+from app.settings_sections import MediaSettings
 from app.tensors import nixl_progress
 from workers.kv_events import sources
 
@@ -31,7 +33,20 @@ def prepare_environment(settings: Settings) -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # The program's own logging stays in force; vLLM's would replace it.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", settings.log_level)
+    _media_limits(settings.media)
     torchvision_ops.define()
+
+
+def _media_limits(media: MediaSettings) -> None:
+    """What the API admits, vLLM's loaders have to read: without this they have limits of their own."""
+    limits = {
+        "VLLM_MAX_IMAGE_PIXELS": media.max_image_pixels,
+        "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": math.ceil(media.max_item_mb),
+        "VLLM_MAX_AUDIO_DECODE_DURATION_S": math.ceil(media.max_audio_seconds),
+        "VLLM_MAX_AUDIO_DECODE_BYTES": math.ceil(media.max_audio_decoded_mb * 1e6),
+    }
+    for name, most in limits.items():
+        os.environ.setdefault(name, str(most))
 
 
 def prepare_cpu(settings: Settings) -> None:

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, get_args
@@ -106,7 +106,12 @@ def _placeholder_tokens(renderer: Any, modality: Modality) -> tuple[int, ...]:
     return tuple(renderer.get_tokenizer().encode(text, add_special_tokens=False))
 
 
-async def render(renderer: Any, token_ids: Sequence[int], items: Iterable[tuple[Modality, Any, str]]) -> Any:
+async def render(
+    renderer: Any,
+    token_ids: Sequence[int],
+    items: Iterable[tuple[Modality, Any, str]],
+    processor_kwargs: Mapping[str, Any] | None = None,
+) -> Any:
     """vLLM's input for a prompt; items are (modality, data, identity), data what vLLM's `multi_modal_data` wants.
 
     Without vLLM's cache of processed items, which may answer with an item that has no data. Raises ValueError when the
@@ -118,14 +123,24 @@ async def render(renderer: Any, token_ids: Sequence[int], items: Iterable[tuple[
         data.setdefault(modality, []).append(one)
         names.setdefault(modality, []).append(identity)
     prompt = {"prompt_token_ids": list(token_ids), "multi_modal_data": data, "multi_modal_uuids": names}
+    if processor_kwargs:
+        prompt["mm_processor_kwargs"] = dict(processor_kwargs)
     (whole,) = await renderer.render_cmpl_async([prompt], skip_mm_cache=True)
+    if processor_kwargs:
+        whole["mm_hashes"] = names  # vLLM made others of them, with the settings; ours have them
     return whole
 
 
-async def render_item(renderer: Any, modality: Modality, data: Any, identity: str) -> RenderedAlone:
+async def render_item(
+    renderer: Any,
+    modality: Modality,
+    data: Any,
+    identity: str,
+    processor_kwargs: Mapping[str, Any] | None = None,
+) -> RenderedAlone:
     """One item, in a prompt that is its placeholder. Raises ValueError when the processor refuses it, NotSpliceable."""
     before = placeholder_tokens(renderer, modality)
-    whole = await render(renderer, before, [(modality, data, identity)])
+    whole = await render(renderer, before, [(modality, data, identity)], processor_kwargs)
     try:
         (place,), (kwargs,) = whole["mm_placeholders"][modality], whole["mm_kwargs"][modality]
     except (KeyError, ValueError) as error:
@@ -252,6 +267,12 @@ def _videos() -> list[Any]:
     return [(_noise(frames, 64, width, 3), _metadata(frames)) for frames, width in ((4, 64), (6, 96))]
 
 
+def _sounds() -> list[Any]:
+    """At two rates, of which a model has at most one for its own: the other is resampled."""
+    rates = ((16_000, 1.0), (44_100, 0.6))
+    return [((_noise(int(rate * seconds)) / 128 - 1).astype(np.float32), rate) for rate, seconds in rates]
+
+
 def _noise(*shape: int) -> Any:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
@@ -268,4 +289,4 @@ def _metadata(frames: int) -> dict[str, Any]:
 
 
 _Item = tuple[Modality, Any, str]
-_SAMPLES: dict[Modality, Callable[[], list[Any]]] = {"image": _pictures, "video": _videos}
+_SAMPLES: dict[Modality, Callable[[], list[Any]]] = {"image": _pictures, "video": _videos, "audio": _sounds}

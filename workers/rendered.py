@@ -131,19 +131,27 @@ def _tensor_to_json(tensor: torch.Tensor) -> dict[str, Any]:
     data = tensor.flatten().tolist()
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         data = [value if math.isfinite(value) else str(value) for value in data]  # JSON has no such numbers
-    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "data": data}
+    coded = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "data": data}
+    if not tensor.is_floating_point():  # where -0.0 equals 0.0 and is another value
+        runs = [(value, sum(1 for _ in run)) for value, run in groupby(data)]
+        if 2 * len(runs) < len(data):
+            coded |= {"data": [value for value, _ in runs], "times": [times for _, times in runs]}
+    return coded
 
 
 def _from_json(data: Any) -> Any:
     if isinstance(data, dict):
-        return _tensor(data["dtype"], data["shape"], data["data"])
+        return _tensor(data["dtype"], data["shape"], data["data"], data.get("times"))
     return [_from_json(one) for one in data] if isinstance(data, list) else data
 
 
-def _tensor(dtype: str, shape: list[int], data: list[Any]) -> torch.Tensor:
+def _tensor(dtype: str, shape: list[int], data: list[Any], times: list[int] | None) -> torch.Tensor:
     if any(isinstance(value, str) for value in data):
         data = [float(value) for value in data]
-    return torch.tensor(data, dtype=getattr(torch, dtype)).reshape(shape)
+    values = torch.tensor(data, dtype=getattr(torch, dtype))
+    if times is not None:
+        values = values.repeat_interleave(torch.tensor(times))
+    return values.reshape(shape)
 
 
 def _elem(value: FieldValue) -> MultiModalFieldElem:
@@ -152,7 +160,7 @@ def _elem(value: FieldValue) -> MultiModalFieldElem:
         data = _from_json(value.data)
     else:
         assert isinstance(value.data, list)
-        data = _tensor(value.dtype, value.shape, value.data)
+        data = _tensor(value.dtype, value.shape, value.data, value.times)
     field: Any
     if value.kind == "batched":
         field = MultiModalBatchedField(keep_on_cpu=True)

@@ -10,7 +10,7 @@ from vllm.inputs import tokens_input
 
 from app.errors import EncodeFailed, MediaRefused, PromptTooLong
 from app.messages import MediaRef, Modality, Prompt
-from workers import item_rendering, media_loading
+from workers import audio_resampling, item_rendering, media_loading
 from workers.item_rendering import NotSpliceable, RenderedAlone
 from workers.vllm_errors import clean
 
@@ -25,6 +25,7 @@ class Renderer:
     def __init__(self, renderer: Any, config: Any) -> None:
         self._renderer = renderer
         self._model = config.model_config
+        audio_resampling.settle(renderer)
 
     @cached_property
     def media_io_kwargs(self) -> dict[str, dict[str, Any]]:
@@ -57,7 +58,9 @@ class Renderer:
         Raises MediaRefused, which names the item, PromptTooLong, and NotAlone.
         """
         try:
-            alone = await item_rendering.render_item(self._renderer, ref.modality, data, ref.identity)
+            alone = await item_rendering.render_item(
+                self._renderer, ref.modality, data, ref.identity, ref.processor_kwargs
+            )
         except NotSpliceable as error:
             raise NotAlone(f"the {ref.modality} has no rendering of its own: {error}") from error
         except ValueError as error:
@@ -73,7 +76,9 @@ class Renderer:
         """The engine's input for the whole prompt, by vLLM itself. `media` are decoded, by identity."""
         items = [(ref.modality, media[ref.identity], ref.identity) for ref in prompt.media]
         try:
-            whole = await item_rendering.render(self._renderer, prompt.token_ids, items)
+            # They are the request's, and so those of all its media.
+            kwargs = prompt.media[0].processor_kwargs
+            whole = await item_rendering.render(self._renderer, prompt.token_ids, items, kwargs)
         except ValueError as error:
             raise MediaRefused(f"the model's processor refused the media: {clean(error)}", param="messages") from error
         if prompt.cache_salt is not None:

@@ -7,6 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from api.middleware.api_key_guard import ApiKeyGuard
 from api.middleware.body_limit import BodyLimit
+from api.middleware.body_memory import BodyMemory
 from api.middleware.keep_alive import KeepAlive
 from api.middleware.last_resort import LastResort
 from api.middleware.request_id import RequestId
@@ -27,7 +28,8 @@ def install(app: FastAPI, api: ApiSettings) -> bool:
     # Innermost first. The id is there for every answer, refusals included; web pages can read them all.
     if api.sse_keep_alive_s > 0:
         app.add_middleware(KeepAlive, interval_s=api.sse_keep_alive_s)
-    app.add_middleware(BodyLimit, max_bytes=lambda: int(api.max_body_mb * 1e6))
+    memory = BodyMemory(int(api.body_memory_mb * 1e6))
+    app.add_middleware(BodyLimit, max_bytes=lambda: int(api.max_body_mb * 1e6), memory=memory)
     app.add_middleware(ApiKeyGuard, keys=keys, open_metrics=api.open_metrics)
     app.add_middleware(LastResort)
     if api.cors_origins:

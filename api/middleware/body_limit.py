@@ -1,57 +1,119 @@
-"""No body is larger, or slower, than the settings allow."""
+"""No body is larger, or slower, than the settings allow, and all of them together have a limit, too."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import errors
+from api.middleware.body_memory import BodyMemory, Room
 from app.errors import BodyTooLarge, BodyTooSlow
 
 #: Longest wait for the next piece of a body.
 BODY_SILENCE_S = 30.0
+#: Longest time that a whole body may take: it has memory that others wait for.
+BODY_S = 120.0
+#: Larger bodies take turns.
+PACED = 1 << 18
+#: Where a request's scope has its memory.
+ROOM = "trivet.body_room"
 #: Of a declared length: more are no size, and Python refuses to read thousands.
 MAX_DIGITS = 18
 
 
 class BodyLimit:
-    """Stops reading a body at its limit, or when nothing of it comes for a while.
+    """Stops reading a body at its limit, or when nothing of it comes for a while, or not all of it in time.
 
-    The declared length is only a reason to refuse sooner.
+    The declared length is only a reason to refuse sooner, and how much memory the body takes; without one it takes all
+    that it may, as soon as it is no small one. The route gives that back, once it has no use for it: see `relieve`.
+    Until there is memory nothing is read, and the client waits.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: Callable[[], int]) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: Callable[[], int], memory: BodyMemory) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._memory = memory
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         limit = self._max_bytes()
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        declared = dict(scope["headers"]).get(b"content-length", b"")
         if declared.isdigit() and (len(declared) > MAX_DIGITS or int(declared) > limit):
             return await _refuse(limit, scope)(scope, receive, send)
-        read, whole = 0, False
+        room = scope[ROOM] = self._memory.room()
+        body = _Body(receive, limit, int(declared) if declared.isdigit() else None, room, self._turns)
+        try:
+            await self._app(scope, body.receive, send)
+        finally:
+            room.shrink(0)
 
-        async def limited() -> Message:
-            nonlocal read, whole
-            message = await receive() if whole else await _soon(receive)
-            read += len(message.get("body", b""))
-            whole = not message.get("more_body", False)
-            if read > limit:
-                raise BodyTooLarge(_reason(limit))
+
+def relieve(scope: Scope, left: int) -> None:
+    """No more than `left` bytes of the body are in memory from now on."""
+    room: Room | None = scope.get(ROOM)
+    if room is not None:
+        room.shrink(left)
+
+
+class Turns:
+    """One at a time, in each pass of the event loop: so that the pieces of large bodies, however many come, keep
+    nothing else waiting for longer than one of them takes."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def take(self) -> None:
+        async with self._lock:
+            await asyncio.sleep(0)
+
+
+class _Body:
+    """One request's. `declared` is its length, if it has said so."""
+
+    def __init__(self, receive: Receive, limit: int, declared: int | None, room: Room, turns: Turns) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._declared = declared
+        self._room = room
+        self._turns = turns
+        self._read = 0
+        self._whole = False
+        self._end: float | None = None
+
+    async def receive(self) -> Message:
+        if self._whole:
+            return await self._receive()
+        if self._end is None:
+            await self._room.take(self._declared or 0)
+            self._end = time.monotonic() + BODY_S
+        message = await _soon(self._receive, self._end)
+        self._read += len(message.get("body", b""))
+        self._whole = not message.get("more_body", False)
+        if self._read > self._limit:
+            raise BodyTooLarge(_reason(self._limit))
+        if self._whole:
+            self._room.shrink(self._read)
             return message
+        if self._declared is None and self._read > PACED:
+            await self._room.take(self._limit)
+        if self._read > PACED:
+            await self._turns.take()
+        return message
 
-        await self._app(scope, limited, send)
 
-
-async def _soon(receive: Receive) -> Message:
+async def _soon(receive: Receive, end: float) -> Message:
+    left = end - time.monotonic()
     try:
-        async with asyncio.timeout(BODY_SILENCE_S):
+        async with asyncio.timeout(min(BODY_SILENCE_S, left)):
             return await receive()
     except TimeoutError:
+        if left < BODY_SILENCE_S:
+            raise BodyTooSlow(f"the body took longer than {BODY_S:.0f} s") from None
         raise BodyTooSlow(f"nothing of the body came for {BODY_SILENCE_S:.0f} s") from None
 
 

@@ -79,7 +79,7 @@ def _as_up(context: typer.Context) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return ",".join(sorted(value)) if isinstance(value, list) else value
+    return ",".join(sorted(map(str, value))) if isinstance(value, list) else value
 
 
 def _print(found: list[Row]) -> None:

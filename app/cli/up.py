@@ -56,6 +56,12 @@ def up(
         ),
     ] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help="vLLM's parser for the model's reasoning.")] = None,
+    allowed_media_domains: Annotated[
+        str | None, typer.Option(help="The only hosts that media are fetched from: example.com,*.example.org.")
+    ] = None,
+    allowed_local_media_path: Annotated[
+        str | None, typer.Option(help="Folder whose files file: URLs may name.")
+    ] = None,
     redis_url: Annotated[
         str | None, typer.Option(help="Redis to use; one is started if none answers on loopback.")
     ] = None,
@@ -99,11 +105,16 @@ TOP_LEVEL = ("model", "served_model_name", "enable_multimodal", "multimodal_embe
 #: Flags that are settings of the same name, of the section `api`.
 API = ("host", "api_keys_file", "tool_call_parser", "enable_auto_tool_choice", "reasoning_parser")
 
+#: Flags that are settings of the same name, of the section `media_urls`. They are vLLM's, and would have no effect in a
+#: worker, which fetches nothing.
+MEDIA_URLS = ("allowed_media_domains", "allowed_local_media_path")
+
 
 def flags(params: dict[str, Any]) -> dict[str, Any]:
     """The settings that the command line gave, as a tree."""
     tree: dict[str, Any] = {key: params[key] for key in TOP_LEVEL}
     tree["api"] = {"port": params["api_port"], "workers": params["api_workers"]} | {key: params[key] for key in API}
+    tree["media_urls"] = {key: params[key] for key in MEDIA_URLS}
     tree["flower"] = {"port": params["flower_port"], "enabled": False if params["no_flower"] else None}
     tree["redis"] = {"broker_url": params["redis_url"]}
     return _given(tree)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 import blake3
 
 
@@ -18,3 +22,11 @@ def identify(data: bytes, *, modality: str, model: str, media_type: str = "", sa
         hasher.update(encoded)
     hasher.update(data)
     return hasher.hexdigest(length=16)
+
+
+def processed(identity: str, processor_kwargs: Mapping[str, Any] | None) -> str:
+    """The name of a medium that a request wants processed in a way of its own; `identity` names its bytes."""
+    if not processor_kwargs:
+        return identity
+    text = json.dumps(processor_kwargs, sort_keys=True, separators=(",", ":"))
+    return blake3.blake3(f"{identity} {text}".encode()).hexdigest(length=16)

@@ -21,7 +21,7 @@ def check_video(data: bytes, media_type: str, limits: MediaSettings, param: str)
     Raises MediaRefused. A file that passes may still be one that no worker can read.
     """
     if media_type == data_url.FRAMES:
-        _check_frames(data.decode("ascii"), limits, param)
+        _check_frames(data, limits, param)
     elif not _is_video(data):
         raise MediaRefused(
             f"not a video in a known format ({', '.join(FORMATS)}; or frames, as data:video/jpeg;base64,...)",
@@ -29,16 +29,21 @@ def check_video(data: bytes, media_type: str, limits: MediaSettings, param: str)
         )
 
 
-def _check_frames(payload: str, limits: MediaSettings, param: str) -> None:
-    number = payload.count(",") + 1
+def _check_frames(payload: bytes, limits: MediaSettings, param: str) -> None:
+    number = payload.count(b",") + 1
     if number > limits.max_video_frames:
         allowed = limits.max_video_frames
         raise MediaRefused(f"more frames than media.max_video_frames allows ({allowed})", param=param)
+    pixels = 0
     for at, frame in enumerate(data_url.frames(payload, param)):
         try:
-            check_image(frame, limits.max_image_pixels, param, formats=("JPEG",))
+            width, height = check_image(frame, limits.max_image_pixels, param, formats=("JPEG",))
+            pixels += width * height
         except MediaRefused as refused:
             raise MediaRefused(f"frame {at} (from 0): {refused.message}", param=param) from None
+    if pixels > limits.max_video_pixels:
+        allowed = limits.max_video_pixels
+        raise MediaRefused(f"the frames have more pixels than media.max_video_pixels allows ({allowed})", param=param)
 
 
 def _is_video(data: bytes) -> bool:

@@ -71,7 +71,8 @@ async def _surface(serving: Any, folder: Path) -> AsyncIterator[Surface]:
     made.pipeline.__init__()
     yield made
     await made.http.aclose()
-    assert len(holder) == 0, "media that nobody released"
+    assert holder.users == 0, "media that nobody released"
+    await holder.close()
 
 
 @pytest.fixture

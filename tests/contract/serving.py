@@ -17,6 +17,8 @@ from api.middleware import RequestId
 from api.routes import chat, completions, messages, models, responses, tokenize
 from app.errors import TrivetError
 from app.messages import Delta
+from tests import media_intake
+from tests.web import Web
 
 ROUTES = (chat, completions, messages, models, responses, tokenize)
 
@@ -112,7 +114,7 @@ class Surface:
         self.pipeline = serving.client._pipeline
         self.tokenizer = serving.client.renderer.tokenizer
         self.app = FastAPI()
-        intake = Intake(settings, holder, "fingerprint")
+        intake = Intake(settings, media_intake.sources(settings, holder, Web()))
         self.services = SimpleNamespace(settings=settings, in_flight=0, intake=intake, serving=serving)
         self.app.state.services = self.services
         self.app.add_middleware(RequestId)

@@ -154,7 +154,7 @@ URL = {"type": "image", "source": {"type": "url", "url": "https://example.com/x.
         ({"max_tokens": None}, 400, "max_tokens"),
         ({"messages": None}, 400, "messages"),
         ({"model": "other"}, 404, "tiny"),
-        ({"messages": [{"role": "user", "content": [URL]}]}, 400, "data:"),
+        ({"messages": [{"role": "user", "content": [URL]}]}, 400, "404"),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, 400, "not supported"),
         ({"messages": [{"role": "assistant", "content": [PICTURE]}]}, 400, "user"),
         ({"system": [PICTURE]}, 400, "text"),

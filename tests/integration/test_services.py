@@ -69,6 +69,6 @@ async def test_an_end_that_fails_leaves_no_memory(
     with pytest.raises(RuntimeError, match="cannot be withdrawn"):
         async with services.running(settings) as made:
             assert len(await redis.keys("*api*")) > 0
-            monkeypatch.setattr(made.media.holder, "close", fail)
+            monkeypatch.setattr(made.media.sources.holder, "close", fail)
     assert (left(tmp_path), Serving.ended) == ([], 1)
     assert await redis.keys("*api*") == []

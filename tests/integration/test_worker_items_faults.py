@@ -14,7 +14,7 @@ import pytest
 from app import cancellation, keys
 from app import fleet as fleet_view
 from app.errors import BrokerUnavailable, EncodeFailed, MediaExpired, MediaRefused, WorkerLost
-from app.messages import Assignment
+from app.messages import Assignment, Prompt
 from app.roles import Role
 from tests.integration.item_cluster import ENCODES, PD, Cluster, E, Worker, taker
 from tests.integration.item_cluster import cluster as run_cluster
@@ -263,4 +263,55 @@ async def test_a_modality_that_the_model_does_not_take_is_refused(cluster: Clust
     with pytest.raises(MediaRefused) as caught:
         await cluster.ask(agg, 1)
     assert caught.value.param == "messages[0].content[0]"
+    await cluster.quiet()
+
+
+async def bytes_less(cluster: Cluster, *numbers: int) -> Prompt:
+    """A prompt of items that somebody had when the API looked."""
+    prompt = await cluster.api.prompt(*numbers)
+    return prompt.model_copy(update={"media": [ref.model_copy(update={"source": None}) for ref in prompt.media]})
+
+
+@pytest.mark.parametrize("roles", [(E, PD), (ENCODES, ENCODES)])
+async def test_items_that_somebody_has_need_no_bytes(cluster: Cluster, roles: Any) -> None:
+    """Here, with another worker, and both in one prompt with one that has its bytes."""
+    one, two = [await cluster.worker(f"w@{at}", role) for at, role in enumerate(roles)]
+    await cluster.ask(two, 1)
+    await cluster.ask(two, 2)
+    prompt = await bytes_less(cluster, 1, 2)
+    await cluster.ask(two, prompt=prompt, placed=False)
+    three = await cluster.worker("w@3", PD)
+    await cluster.ask(three, prompt=prompt, placed=False)
+    mixed = prompt.model_copy(update={"media": [prompt.media[0], *(await cluster.api.prompt(4)).media]})
+    await cluster.ask(three, prompt=mixed, placed=False)
+    assert cluster.encodes() == {identity(1): 1, identity(2): 1, identity(4): 1}
+    assert one.dead is False
+    await cluster.quiet()
+
+
+@pytest.mark.parametrize("splices", [True, False])
+async def test_items_that_are_gone_are_said_to_be(cluster: Cluster, splices: bool) -> None:
+    """At once, with encode workers about or without, and nobody else has to wait for it."""
+    await cluster.worker("encode@0", E)
+    pd = await cluster.worker("pd@0", PD, splices=splices)
+    for prompt in (await bytes_less(cluster, 1), await bytes_less(cluster, 1, 2)):
+        async with asyncio.timeout(cluster.encode_timeout_s / 3):
+            with pytest.raises(MediaExpired) as caught:
+                await cluster.ask(pd, prompt=prompt, placed=False)
+        assert (caught.value.code, caught.value.status) == ("media_expired", 503)
+        assert str(caught.value.param).startswith("messages[0].content[")
+    assert cluster.encodes() == {}
+    await cluster.ask(pd, 1)
+    await cluster.quiet()
+
+
+async def test_an_item_that_is_being_encoded_is_waited_for_without_its_bytes(cluster: Cluster) -> None:
+    encode, pd = await cluster.worker("encode@0", E), await cluster.worker("pd@0", PD)
+    encode.engine.gate.clear()
+    first = asyncio.create_task(cluster.ask(pd, 1))
+    await until(lambda: encode.engine.at_the_gate, "the encode")
+    second = asyncio.create_task(cluster.ask(pd, prompt=await bytes_less(cluster, 1), placed=False))
+    await until(lambda: pd.counts.waited == 2, "the wait")
+    encode.engine.gate.set()
+    await asyncio.gather(first, second)
     await cluster.quiet()

@@ -15,7 +15,7 @@ from api import errors, generation, metrics
 from api.generation import Frames
 from api.middleware import RequestId
 from api.routes import chat
-from app.errors import NoWorker
+from app.errors import MediaExpired, NoWorker, TrivetError
 from app.settings import Settings
 from tests.polling import until
 
@@ -33,16 +33,21 @@ class Serving:
 
 
 class Intake:
-    """Holds something for every request, and notes what is released."""
+    """Holds something for every request, and notes what is released; `borrowed` may be gone, and got again."""
 
     def __init__(self) -> None:
-        self.released: list[list[str]] = []
+        self.released: list[str] = []
+        self.borrowed = False
+        self.renewed = 0
 
-    async def admit(self, _body: dict[str, Any], _shape: Any, _tenant: str) -> list[str]:
-        return ["identity"]
+    async def admit(self, _body: dict[str, Any], _shape: Any, _tenant: str) -> Any:
+        return self
 
-    async def release(self, identities: list[str]) -> None:
-        self.released.append(identities)
+    async def renew(self) -> None:
+        self.renewed += 1
+
+    async def release(self) -> None:
+        self.released.append("identity")
 
 
 @pytest.fixture
@@ -118,7 +123,7 @@ async def test_media_are_released_when_the_answer_is_whole(
 ) -> None:
     answer_with(services, monkeypatch, Answer())
     assert (await client.post("/v1/chat/completions", json={"n": 1})).json() == {"text": "hello"}
-    assert services.intake.released == [["identity"]]
+    assert services.intake.released == ["identity"]
 
 
 async def test_media_are_released_when_the_stream_ends(
@@ -127,12 +132,12 @@ async def test_media_are_released_when_the_stream_ends(
     answer_with(services, monkeypatch, _frames(b"data: 1\n\n", b"data: [DONE]\n\n"))
     answer = await client.post("/v1/chat/completions", json={"n": 1})
     assert answer.text == "data: 1\n\ndata: [DONE]\n\n"
-    assert services.intake.released == [["identity"]]
+    assert services.intake.released == ["identity"]
 
 
 async def test_media_are_released_when_the_request_fails(client: httpx.AsyncClient, services: Any) -> None:
     assert (await client.post("/v1/chat/completions", json={"n": "many"})).status_code == 400
-    assert services.intake.released == [["identity"]]
+    assert services.intake.released == ["identity"]
 
 
 async def test_media_are_released_when_the_client_leaves(services: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +147,7 @@ async def test_media_are_released_when_the_client_leaves(services: Any, monkeypa
         answer_with(services, monkeypatch, answer)
         await _leave_soon(services)
         await until(lambda: services.intake.released, "the release")
-        assert (services.intake.released, services.in_flight) == ([["identity"]], 0)
+        assert (services.intake.released, services.in_flight) == (["identity"], 0)
 
 
 async def _slow(started: asyncio.Event, go: asyncio.Event, error: Exception | None = None) -> Frames:
@@ -252,3 +257,30 @@ async def _leave_soon(services: Any, content: bytes = b'{"n": 1}', after_s: floa
     headers = [(b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b""}
     await asyncio.wait_for(app(scope | {"asgi": {"version": "3.0"}}, receive, send), 10)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("borrowed", "times"), [(True, 2), (False, 1)])
+@pytest.mark.parametrize("error", [MediaExpired, NoWorker])
+async def test_a_medium_that_was_referred_to_and_is_gone_is_got_again_once(
+    client: httpx.AsyncClient, services: Any, stream: bool, borrowed: bool, times: int, error: type[TrivetError]
+) -> None:
+    runs: list[Any] = []
+
+    async def fail(request: Any) -> Any:
+        runs.append(request)
+        if not stream:
+            raise error("no")
+
+        async def frames() -> Any:
+            raise error("no")
+            yield b""
+
+        return frames()
+
+    services.intake.borrowed = borrowed
+    services.serving.chat = fail
+    found = await client.post("/v1/chat/completions", json={"n": 1})
+    assert (found.status_code, found.json()["error"]["code"]) == (503, error.code)
+    times = times if error is MediaExpired else 1
+    assert (len(runs), services.intake.renewed, services.intake.released) == (times, times - 1, ["identity"])

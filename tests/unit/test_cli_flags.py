@@ -58,6 +58,18 @@ def test_a_word_without_a_flag_is_refused() -> None:
         engine_flags.split(["agg", "--max-model-len", "1"])
 
 
+def test_vllms_flags_on_media_urls_are_the_apis() -> None:
+    found = told("--allowed-media-domains", "b.example,*.a.example", "--allowed-local-media-path", "/data")
+    assert found["media_urls.allowed_media_domains"]["value"] == "*.a.example,b.example"
+    assert found["media_urls.allowed_local_media_path"]["value"] == "/data"
+    assert found["engine.args"]["value"] == ""
+
+
+def test_a_proxys_password_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIVET_MEDIA_URLS__PROXY_URL", "http://ada:secret@proxy:3128")
+    assert told()["media_urls.proxy_url"]["value"] == "http://ada:***@proxy:3128"
+
+
 def test_unknown_flags_become_engine_arguments_and_known_ones_settings() -> None:
     found = told(
         "--model", "m", "--api-port", "9000", "--no-flower", "--max-model-len", "4096", "--decode.dtype", "half"

@@ -58,6 +58,19 @@ def test_flags_of_the_roles_come_after_the_common_ones(roles: tuple[Role, ...], 
     assert engine_args.flags(settings(*roles, **FLAGS)) == ["--a", "1", "--json", '{"x": "y z"}', *more]
 
 
+def test_vllm_reads_media_as_large_as_the_api_takes(vllm: Any) -> None:
+    from vllm import envs
+
+    chosen = settings()
+    chosen.media.max_item_mb, chosen.media.max_audio_seconds = 100.5, 1800.0
+    os.environ["VLLM_MAX_IMAGE_PIXELS"] = "7"  # what the user set is kept
+    engine_args.prepare_environment(chosen)
+    assert envs.VLLM_MAX_AUDIO_CLIP_FILESIZE_MB == 101
+    assert envs.VLLM_MAX_AUDIO_DECODE_DURATION_S == 1800
+    assert envs.VLLM_MAX_AUDIO_DECODE_BYTES == 256_000_000
+    assert envs.VLLM_MAX_IMAGE_PIXELS == 7
+
+
 def test_the_gpu_is_the_settings_unless_they_say_nothing() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "7"
     engine_args.prepare_environment(settings())

@@ -29,8 +29,8 @@ def found(shape: Shape, body: dict[str, Any]) -> list[tuple[str, str]]:
     """(param, URL) of the body's media, which are replaced."""
     media = []
     for path, part in list(shape.parts(body)):
-        url, modality, param = shape.read(path, part)
-        assert modality == "image"
+        url, modality, param, uuid, _ = shape.read(path, part)
+        assert (modality, uuid) == ("image", None) and url is not None
         media.append((param, url))
         shape.write(part, f"trivet:{len(media)}")
     return media

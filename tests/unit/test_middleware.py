@@ -1,5 +1,6 @@
 """api.middleware, under a real ASGI application."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,14 +11,17 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
 from api import errors
-from api.middleware import BodyLimit, RequestId
+from api.middleware import BodyLimit, RequestId, body_memory
+from api.middleware.body_limit import Turns, relieve
+from api.middleware.body_memory import BodyMemory
 
 LIMIT = 1000
+MB = 1 << 20
 
 
 def application(read: list[int]) -> FastAPI:
     app = FastAPI()
-    app.add_middleware(BodyLimit, max_bytes=lambda: LIMIT)
+    app.add_middleware(BodyLimit, max_bytes=lambda: LIMIT, memory=BodyMemory(LIMIT))
     app.add_middleware(RequestId)
     errors.install(app)
 
@@ -131,7 +135,7 @@ async def test_every_answer_has_one(method: str, path: str) -> None:
     assert len(response.headers.get_list("x-request-id")) == 1
 
 
-@pytest.mark.parametrize("layer", [RequestId, lambda app: BodyLimit(app, lambda: 0)])
+@pytest.mark.parametrize("layer", [RequestId, lambda app: BodyLimit(app, lambda: 0, BodyMemory(0))])
 async def test_what_is_not_http_passes(layer: Any) -> None:
     seen = []
 
@@ -140,3 +144,75 @@ async def test_what_is_not_http_passes(layer: Any) -> None:
 
     await layer(app)({"type": "lifespan"}, "receive", "send")
     assert seen == [({"type": "lifespan"}, "receive", "send")]
+
+
+def served(memory: BodyMemory, seen: list[int]) -> httpx.AsyncClient:
+    app = FastAPI()
+    errors.install(app)
+
+    @app.post("/{left}")
+    async def read(request: Request, left: int) -> None:
+        await request.body()
+        seen.append(memory.free)
+        relieve(request.scope, left)
+        seen.append(memory.free)
+
+    app.add_middleware(BodyLimit, max_bytes=lambda: 4 * MB, memory=memory)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api")
+
+
+async def test_a_large_body_takes_memory_for_as_long_as_it_is_there() -> None:
+    memory, seen = BodyMemory(5 * MB), []
+    async with served(memory, seen) as client:
+        await client.post("/0", content=bytes(3 * MB))
+        await client.post(f"/{2 * MB}", content=bytes(3 * MB))
+        await client.post("/0", content=b"x")
+    assert seen == [2 * MB, 5 * MB, 2 * MB, 3 * MB, 5 * MB, 5 * MB]
+    assert memory.free == 5 * MB
+
+
+async def test_one_of_unknown_length_takes_all_that_it_may_until_it_is_whole() -> None:
+    memory, seen = BodyMemory(5 * MB), []
+    free: list[int] = []
+
+    async def pieces(number: int) -> AsyncIterator[bytes]:
+        for _ in range(number):
+            yield bytes(MB // 2)
+            free.append(memory.free)
+
+    async with served(memory, seen) as client:
+        await client.post("/0", content=pieces(4))
+        await memory.take(5 * MB)
+        await asyncio.wait_for(client.post("/0", content=chunks(10, 1000)), 5)
+    assert (seen, free) == ([3 * MB, 5 * MB, 0, 0], [MB, MB, MB, MB])
+
+
+async def test_a_body_that_finds_no_memory_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_memory, "WAIT_S", 0.01)
+    memory, seen = BodyMemory(3 * MB), []
+    await memory.take(3 * MB)
+    async with served(memory, seen) as client:
+        found = await client.post("/0", content=bytes(2 * MB))
+        assert (found.status_code, found.json()["error"]["code"]) == (503, "body_memory_full")
+        assert found.headers["retry-after"] == "1"
+        assert (await client.post("/0", content=b"x")).status_code == 200
+
+
+async def test_pieces_of_large_bodies_take_turns() -> None:
+    """However many come at once, the loop gets round to everything else after each."""
+    turns, passes, order = Turns(), [0], []
+
+    async def loop() -> None:
+        while True:
+            passes[0] += 1
+            await asyncio.sleep(0)
+
+    async def piece(number: int) -> None:
+        await turns.take()
+        order.append((number, passes[0]))
+
+    other = asyncio.create_task(loop())
+    await asyncio.gather(*(piece(number) for number in range(20)))
+    other.cancel()
+    assert [number for number, _ in order] == list(range(20))
+    assert len({at for _, at in order}) == 20

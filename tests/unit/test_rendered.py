@@ -31,6 +31,8 @@ def hf_inputs(torch: Any) -> dict[str, Any]:
         "grid": torch.tensor([[1, 2, 2], [1, 4, 6]]),
         "number": torch.tensor([7, 8], dtype=torch.int32),
         "flags": torch.tensor([[True, False], [False, False]]),
+        "mask": (torch.arange(3000) < torch.tensor([[1000], [3000]])).int(),
+        "same": torch.full((2, 3, 4), True),
         "half": torch.tensor([[0.1, 1e-5], [65504.0, -2.0]], dtype=torch.float16),
         "brain": torch.tensor([0.1, -3e38], dtype=torch.bfloat16),
         "per_patch": torch.arange(10, dtype=torch.float64).reshape(5, 2) / 3,
@@ -49,7 +51,8 @@ def given_input(vllm: ModuleType, torch: Any, hf_inputs: dict[str, Any]) -> Any:
     from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
 
     columns = [(slice(None), slice(0, 2)), (slice(None), slice(2, 5))]
-    kept = {name: Config.batched("image", keep_on_cpu=True) for name in ("grid", "number", "flags", "half", "brain")}
+    kept = {name: Config.batched("image", keep_on_cpu=True) for name in ("grid", "number", "half", "brain")}
+    kept |= {name: Config.batched("image", keep_on_cpu=True) for name in ("flags", "mask", "same")}
     kept |= {name: Config.batched("image", keep_on_cpu=True) for name in ("seconds", "fps", "count")}
     config = {
         "pixel_values": Config.flat_from_sizes("image", torch.tensor(SIZES)),
@@ -102,6 +105,20 @@ def test_everything_else_arrives_as_it_was(
     for old, new in zip(given_input["mm_kwargs"]["image"], back["mm_kwargs"]["image"], strict=True):
         for name, elem in new.items():
             assert elem.field.keep_on_cpu and same(torch, elem.data, old[name].data), name
+
+
+def test_a_long_mask_is_short(rendered: ModuleType, given_input: Any) -> None:
+    first, second = rendered.without_pixels(given_input).items
+    assert (first.fields["mask"].data, first.fields["mask"].times) == ([1, 0], [1000, 2000])
+    assert (second.fields["mask"].data, second.fields["mask"].times) == ([1], [3000])
+    assert (first.fields["same"].data, first.fields["same"].times) == ([True], [12])
+    assert first.fields["grid"].times is None
+
+
+def test_zeros_of_both_signs_stay_what_they_are(rendered: ModuleType, torch: Any) -> None:
+    zeros = torch.tensor([0.0, -0.0, -0.0, -0.0, -0.0])
+    back = rendered._from_json(json.loads(json.dumps(rendered._to_json(zeros))))
+    assert torch.equal(torch.signbit(back), torch.signbit(zeros))
 
 
 def test_the_embed_mask_travels(rendered: ModuleType, torch: Any, given_input: Any) -> None:

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from app import tiny_model
+from app.tiny_model import files
 
 
-def build_in_a_new_process(directory: Path, hash_seed: int) -> None:
+def build_in_a_new_process(directory: Path, family: str, hash_seed: int) -> None:
     subprocess.run(
-        [sys.executable, "-W", "error", "-m", "app.tiny_model", str(directory)],
+        [sys.executable, "-W", "error", "-m", "app.tiny_model", str(directory), "--family", family],
         env=os.environ | {"PYTHONHASHSEED": str(hash_seed)},
         check=True,
         timeout=120,
@@ -28,21 +29,31 @@ def digests(directory: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("models") / "tiny"
-    build_in_a_new_process(directory, hash_seed=1)
-    return directory
+@pytest.mark.parametrize("family", tiny_model.NAMES)
+def test_two_builds_are_the_same_bytes(family: str, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        build_in_a_new_process(tmp_path / str(seed), family, seed)
+    first, second = (digests(tmp_path / str(seed)) for seed in (1, 2))
+    assert "model.safetensors" in first
+    assert first == second
+    assert sum(path.stat().st_size for path in (tmp_path / "1").iterdir()) < 6e6
 
 
-def test_two_builds_are_the_same_bytes(model: Path, tmp_path: Path) -> None:
-    build_in_a_new_process(tmp_path / "again", hash_seed=2)
-    again = digests(tmp_path / "again")
-    assert "model.safetensors" in again
-    assert again == digests(model)
+def test_the_family_is_qwen3_vl_if_none_is_named(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "app.tiny_model", str(tmp_path / "tiny")], check=True, timeout=120)
+    config = json.loads((tmp_path / "tiny" / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3VLForConditionalGeneration"]
 
 
-def test_a_model_that_is_there_is_kept_and_not_built_again(model: Path) -> None:
+def test_another_family_takes_the_place_of_one(tmp_path: Path) -> None:
+    for family, architecture in (("llava", "Llava"), ("qwen2_audio", "Qwen2Audio")):
+        tiny_model.build(tmp_path / "tiny", family)
+        config = json.loads((tmp_path / "tiny" / "config.json").read_text())
+        assert config["architectures"] == [f"{architecture}ForConditionalGeneration"]
+
+
+def test_a_model_that_is_there_is_kept_and_not_built_again(tmp_path: Path) -> None:
+    model = tiny_model.build(tmp_path / "tiny")
     before = {path.name: path.stat().st_mtime_ns for path in model.iterdir()}
     started = time.monotonic()
     assert tiny_model.build(model) == model
@@ -54,12 +65,12 @@ def test_a_model_that_is_there_is_kept_and_not_built_again(model: Path) -> None:
 def test_a_damaged_or_outdated_model_is_built_again(
     damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(directory: Path) -> None:
+    def write(directory: Path, name: str) -> None:
         (directory / "config.json").write_text("{}")
-        marker = {"recipe": tiny_model._recipe(), "files": {"config.json": 2}}
+        marker = {"recipe": files._recipe(name), "files": {"config.json": 2}}
         (directory / "tiny_model.json").write_text(json.dumps(marker))
 
-    monkeypatch.setattr(tiny_model, "_write", write)
+    monkeypatch.setattr(files, "_write", write)
     directory = tiny_model.build(tmp_path / "tiny")
     if damage == "missing file":
         (directory / "config.json").unlink()
@@ -83,11 +94,11 @@ def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(directory: Path) -> None:
+    def write(directory: Path, name: str) -> None:
         (directory / "config.json").write_text("{}")
         raise OSError("disk full")
 
-    monkeypatch.setattr(tiny_model, "_write", write)
+    monkeypatch.setattr(files, "_write", write)
     with pytest.raises(OSError, match="disk full"):
         tiny_model.build(tmp_path / "tiny")
     assert list(tmp_path.iterdir()) == []

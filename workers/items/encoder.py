@@ -17,6 +17,7 @@ from app.errors import (
     Failure,
     MediaExpired,
     MediaRefused,
+    PeerGone,
     TensorExpired,
     TensorMissing,
     TrivetError,
@@ -24,6 +25,7 @@ from app.errors import (
 from app.items import ItemRecord
 from app.items.index import ItemIndex
 from app.messages import Assignment, MediaRef, Modality
+from app.settings_sections import MediaSettings
 from app.tensors.plane import TensorPlane
 from app.tensors.segment import ITEM_SIZES
 from workers import media_loading
@@ -87,6 +89,7 @@ class ItemEncoder:
         local: LocalItems,
         index: ItemIndex,
         source: ItemSource,
+        limits: MediaSettings,
         spawn: Spawn,
     ) -> None:
         self.widths: dict[Modality, Width] = {}
@@ -99,6 +102,7 @@ class ItemEncoder:
         self._local = local
         self._index = index
         self._source = source
+        self._limits = limits
         self._spawn = spawn
 
     def lock(self, identity: str) -> asyncio.Lock:
@@ -112,11 +116,15 @@ class ItemEncoder:
 
     async def load(self, ref: MediaRef) -> Any:
         """The decoded medium. Raises MediaRefused, MediaExpired, TensorError."""
+        if ref.source is None:
+            raise gone(ref)
         try:
             content = await self._plane.read(ref.source)
-        except (TensorMissing, TensorExpired) as error:
-            raise MediaExpired("the media expired before a worker read them; send the request again") from error
-        return await asyncio.to_thread(media_loading.load, ref, content, self._engine.renderer.media_io_kwargs)
+        except (TensorMissing, TensorExpired, PeerGone) as error:
+            raise gone(ref) from error
+        return await asyncio.to_thread(
+            media_loading.load, ref, content, self._engine.renderer.media_io_kwargs, self._limits
+        )
 
     async def prepare(self, ref: MediaRef) -> OwnItem:
         """Read, decode and render the item. Raises what `load` does."""
@@ -124,6 +132,12 @@ class ItemEncoder:
         if width is None:
             raise MediaRefused(f"the model takes no {ref.modality}", param=ref.param)
         alone = await self._engine.renderer.item(ref, await self.load(ref))
+        if alone.embeds > self._limits.max_item_tokens:
+            raise MediaRefused(
+                f"the {ref.modality} takes {alone.embeds} tokens, more than media.max_item_tokens allows "
+                f"({self._limits.max_item_tokens})",
+                param=ref.param,
+            )
         record = alone.record(
             width=width.width, dtype=width.dtype, worker=self._me.worker, **dataclasses.asdict(self._source)
         )
@@ -204,6 +218,11 @@ class ItemEncoder:
             await self._index.give_up(identity, owner or self._me, failure)
         except BrokerUnavailable as error:
             log.warning("item %s stays claimed until the claim runs out: %s", identity, error)
+
+
+def gone(ref: MediaRef) -> MediaExpired:
+    """Neither its bytes nor its embedding are to be had."""
+    return MediaExpired("a medium was gone before a worker read it; send the request again", param=ref.param)
 
 
 def reason(error: BaseException | None) -> Failure | None:

@@ -22,7 +22,7 @@ from app.messages import Assignment, EncodeTask, MediaRef, StageTask
 from app.registry import WorkerRecord
 from app.roles import Role
 from app.sender import TaskSender
-from workers.items.encoder import ItemEncoder, OwnItem
+from workers.items.encoder import ItemEncoder, OwnItem, gone
 from workers.items.local import LocalItems, NoRoom
 from workers.items.turns import Turns
 
@@ -179,6 +179,8 @@ class ItemFinder:
     async def _take_on(self, search: Search, instead_of: Assignment | None) -> OwnItem | None:
         """Nobody is at it: claim the item for an encode worker that has not failed yet, or encode it here."""
         ref = search.ref
+        if ref.source is None:
+            raise gone(ref)
         encode_worker = self._encode_worker(search)
         if encode_worker is None:
             await search.turns.wait(ref.identity)

@@ -17,11 +17,11 @@ from app.items.index import Found, Holder, ItemIndex
 from app.messages import Assignment
 from app.tensors import segment
 from app.tensors.plane import TensorPlane
+from app.together import together
 from workers.embeddings.file_thread import FileThread
 from workers.embeddings.room import Room
 from workers.embeddings.store import EmbeddingStore
 from workers.items.publishing import Published, Spawn
-from workers.items.together import together
 
 log = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from app.items import ItemRecord, splice
 from app.messages import MediaRef, Prompt, StageTask
+from app.together import together
 from workers import rendered
 from workers.items.encoder import ItemEncoder, OwnItem
 from workers.items.finder import ItemFinder
 from workers.items.local import Gathered, LocalItems
 from workers.items.ready import Ready, ready_text
-from workers.items.together import together
 from workers.items.turns import Turns
 from workers.renderer import NotAlone, Renderer
 

@@ -75,7 +75,7 @@ class ItemService:
             me, memory.store, self.plane, self.index, settings.items.record_ttl_s, self._spawn, self._alive
         )
         source = ItemSource(settings.model, engine.renderer.revision, engine.renderer.processor_settings)
-        self.encoder = ItemEncoder(me, engine, self.plane, self.local, self.index, source, self._spawn)
+        self.encoder = ItemEncoder(me, engine, self.plane, self.local, self.index, source, settings.media, self._spawn)
         self.finder = ItemFinder(
             me,
             self.encoder,
