@@ -178,7 +178,7 @@ async def test_a_first_token_that_takes_long_follows_a_comment(
     before = outcomes("ok")
     answer = await _asked(client)
     assert (answer.status_code, answer.text) == (200, ": ping\n\ndata: 1\n\ndata: [DONE]\n\n")
-    assert (impatient.intake.released, impatient.in_flight, outcomes("ok")) == ([["identity"]], 0, before + 1)
+    assert (impatient.intake.released, impatient.in_flight, outcomes("ok")) == (["identity"], 0, before + 1)
 
 
 async def test_an_error_after_the_comment_ends_the_stream(
@@ -192,7 +192,7 @@ async def test_an_error_after_the_comment_ends_the_stream(
     ping, error, *end = answer.text.split("\n\n")
     assert (answer.status_code, ping, end) == (200, ": ping", ["data: [DONE]", ""])
     assert '"code":"no_worker"' in error
-    assert (impatient.intake.released, impatient.in_flight, outcomes("no_worker")) == ([["identity"]], 0, before + 1)
+    assert (impatient.intake.released, impatient.in_flight, outcomes("no_worker")) == (["identity"], 0, before + 1)
 
 
 @pytest.mark.parametrize("body", [{"n": 1}, {"n": 1, "stream": False}])
@@ -233,7 +233,7 @@ async def test_a_client_that_leaves_after_the_comment_ends_the_work(
     assert started.is_set()
     await asyncio.wait_for(ended.wait(), 5)
     await until(lambda: impatient.intake.released, "the release")
-    assert (impatient.intake.released, impatient.in_flight) == ([["identity"]], 0)
+    assert (impatient.intake.released, impatient.in_flight) == (["identity"], 0)
 
 
 async def _leave_soon(services: Any, content: bytes = b'{"n": 1}', after_s: float = 0.05) -> None:

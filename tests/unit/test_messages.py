@@ -115,7 +115,7 @@ def test_what_is_not_known_is_refused_at_every_depth(task: Task) -> None:
         {"identity": "../../etc/passwd"},
         {"identity": "0123456789ABCDEF" * 2},
         {"size": 0},
-        {"modality": "audio"},
+        {"modality": "smell"},
     ],
 )
 def test_a_reference_is_what_it_claims_to_be(wrong: dict[str, Any]) -> None:
