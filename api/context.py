@@ -24,7 +24,7 @@ class RequestContext:
     the route to put into words.
 
     `media_tokens` is filled with the first output: how many tokens a medium takes, only the worker knows. `session` and
-    `priority` are for the router, which answers with `decisions`, one for each choice of the answer. `timings` are
+    `priority` are for the router, which answers with `decisions`, one for each choice and migration. `timings` are
     there if the client asks for them.
     """
 

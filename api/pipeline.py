@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -14,12 +14,21 @@ from redis.exceptions import RedisError
 from api.migration import migrating
 from app import cancellation, keys
 from app.celery import DECODE_TASK, ENCODE_TASK, PREFILL_TASK
-from app.errors import BrokerUnavailable, DeadlineExceeded, Failure, MediaExpired, RemoteFailure, WorkerLost
+from app.errors import (
+    BrokerUnavailable,
+    DeadlineExceeded,
+    Failure,
+    MediaExpired,
+    RemoteFailure,
+    TrivetError,
+    WorkerLost,
+)
 from app.fleet import FleetView
 from app.items.index import ItemIndex
 from app.messages import Assignment, DecodeTask, Delta, EncodeTask, Plan, PrefillTask, Prompt
+from app.registry import Fleet
 from app.roles import Role
-from app.routing import Ask, Decision, Explanation, Reservations, Router
+from app.routing import Ask, Decision, Explanation, Reservations, Router, View
 from app.routing.view import Views
 from app.sender import TaskSender
 from app.streaming import RequestStream, TokenReader
@@ -35,6 +44,7 @@ class Job:
     """A request to run. `params` is vLLM's SamplingParams as builtins; `deadline` is in unix seconds.
 
     `session` names the talk that the request belongs to, `tenant` whose it is. `on_decision` hears where it goes.
+    `lost` are workers that failed it, which the pipeline fills.
     `on_plan` is told who runs it, once more when the decode worker is known, and asks the stages for timings.
     """
 
@@ -47,6 +57,7 @@ class Job:
     tenant: str = ""
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
+    lost: set[Assignment] = field(default_factory=set)
     on_decision: Callable[[Decision], None] | None = None
     on_plan: Callable[[Plan], None] | None = None
 
@@ -113,6 +124,8 @@ class Pipeline:
                 if deltas:
                     yield deltas
                 if failure is not None:
+                    if failure.code == WorkerLost.code:
+                        job.lost.update(stream.workers)
                     raise RemoteFailure(failure)
         finally:
             timer.cancel()
@@ -124,7 +137,7 @@ class Pipeline:
         return await self._router.explain(self._fleet.now, await self._ask(job))
 
     async def _decide(self, job: Job) -> Decision:
-        planning = asyncio.create_task(self._router.plan(self._fleet.now, await self._ask(job)))
+        planning = asyncio.create_task(self._router.plan(self._left(job), await self._ask(job)))
 
         def give_back(done: asyncio.Task[Decision]) -> None:
             if not done.cancelled() and done.exception() is None:
@@ -141,6 +154,21 @@ class Pipeline:
             job.on_decision(decision)
         return decision
 
+    def _left(self, job: Job) -> Fleet:
+        """The workers that have not failed the job: they may still be registered. All, if it cannot do without."""
+        fleet = self._fleet.now.without(job.lost)
+        return self._fleet.now if fleet.missing(bool(job.prompt.media)) else fleet
+
+    async def _view(self, job: Job) -> View:
+        """Trouble with the view of a prompt is none of the prompt's: then it goes by load."""
+        try:
+            return await self._views.of(job.prompt, self._fleet.now)
+        except TrivetError:
+            raise
+        except Exception:
+            log.exception("request %s is placed without a view of its prompt", job.request_id)
+            return View(tokens=len(job.prompt.token_ids), exact=False)
+
     async def _ask(self, job: Job) -> Ask:
         return Ask(
             request_id=job.request_id,
@@ -148,7 +176,7 @@ class Pipeline:
             owner=self._api,
             items=tuple(dict.fromkeys(ref.identity for ref in job.prompt.media)),
             fingerprint=self._items.namespace,
-            view=await self._views.of(job.prompt, self._fleet.now),
+            view=await self._view(job),
             max_tokens=job.params.get("max_tokens") or 0,
             session=job.session,
             tenant=job.tenant,
@@ -214,7 +242,7 @@ class Pipeline:
         try:
             _check_sources(job, decision.plan)
             await asyncio.gather(*(self._encodes(job, decision.plan, known)), self._first_stage(job, decision, known))
-        except (BrokerUnavailable, MediaExpired):
+        except (BrokerUnavailable, MediaExpired, asyncio.CancelledError):
             self._spawn(self._unclaim(decision.plan))
             raise
 
@@ -233,6 +261,7 @@ class Pipeline:
             "priority": job.priority,
             "session": job.session,
             "tenant": job.tenant,
+            "avoid": list(job.lost),
             "reasoning_ended": job.reasoning_ended,
             "reasoning_parser_kwargs": job.reasoning_parser_kwargs,
             "timings": job.on_plan is not None,

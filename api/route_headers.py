@@ -46,10 +46,10 @@ def priority(request: Request) -> int:
 
 
 def explained(settings: ApiSettings, request: Request, decisions: Sequence[Decision]) -> dict[str, str]:
-    """The header with the reasons for the first choice of the answer, if it was asked for and may be told."""
+    """The header with the reasons for the last decision, if it was asked for and may be told."""
     if not (settings.explain_routing and decisions and request.headers.get(EXPLAIN)):
         return {}
-    reasons = decisions[0].reasons
+    reasons = decisions[-1].reasons
     cheapest = sorted(reasons.candidates, key=lambda one: (not one.chosen, one.cost or 0.0))[:MOST_CANDIDATES]
     shown = reasons.model_copy(update={"candidates": cheapest})
     return {ROUTE: orjson.dumps(shown.model_dump(exclude_defaults=True)).decode()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,6 +128,9 @@ class Fleet:
     @classmethod
     def of(cls, workers: Iterable[WorkerRecord], model: str) -> Fleet:
         return cls(tuple(worker for worker in workers if worker.model == model))
+
+    def without(self, lost: Collection[Assignment]) -> Fleet:
+        return Fleet(tuple(w for w in self.workers if w.assignment not in lost)) if lost else self
 
     def find(self, worker_id: str, incarnation: str) -> WorkerRecord | None:
         return next((w for w in self.workers if w.id == worker_id and w.incarnation == incarnation), None)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import REGISTRY, start_http_server
+from prometheus_client import REGISTRY, Counter, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -15,6 +15,12 @@ from app import ports
 if TYPE_CHECKING:
     from workers.items.service import ItemService
     from workers.kv_events.service import KVEvents
+
+HANDED_OFF = Counter(
+    "trivet_handed_off",
+    "Requests handed to a decode worker, by the policy that decided, and why that was not the one of the settings.",
+    ["policy", "fallback"],
+)
 
 
 def serve(host: str) -> str:

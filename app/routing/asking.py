@@ -104,7 +104,7 @@ class Asking:
                     "predicted_prefix": keys.predicted(one.id, one.incarnation, rank, ""),
                     "block_size": block_size,
                     "kv_capacity": one.engine.kv_tokens // block_size,
-                    "concurrency": one.concurrency,
+                    "concurrency": max(1, one.concurrency // one.engine.data_parallel_size),
                 }
 
 

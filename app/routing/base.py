@@ -42,7 +42,6 @@ class Ask:
     session: str = ""
     tenant: str = ""
     priority: int = 0
-    adapter: str = ""
 
     @property
     def media(self) -> bool:

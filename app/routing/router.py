@@ -91,6 +91,7 @@ class RedisRouter:
                     async with asyncio.timeout(self._settings.timeout_s):
                         return await self._run(scripts, policy, ask, asked())
                 except TimeoutError:
+                    log.warning("routing is slow, request %s goes to the least loaded worker", ask.request_id)
                     why = "slow"
                 except (ResponseError, ValueError) as error:
                     log.error("routing failed, request %s goes to the least loaded worker: %s", ask.request_id, error)

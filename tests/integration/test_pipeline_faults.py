@@ -10,8 +10,8 @@ import pytest
 
 from app import cancellation, keys
 from app import fleet as fleet_module
-from app.errors import BrokerUnavailable, NoWorker, RemoteFailure
-from app.messages import Assignment, DecodeTask
+from app.errors import BrokerUnavailable, NoWorker, RemoteFailure, WorkerLost
+from app.messages import Assignment, DecodeTask, Delta, Prompt
 from app.redis import connect
 from app.routing import Ask
 from tests.integration.fake_api import API, agg, answer, failure, job, serving, split
@@ -85,6 +85,32 @@ async def test_a_request_whose_worker_dies_unheard_goes_to_another(redis: Any) -
         assert [task.request_id for task in living.taken] == ["r~"]
         await api.clean(AGG, other)
         assert await cancellation.is_cancelled(redis, "r") and not await cancellation.is_cancelled(redis, "r~")
+
+
+async def test_a_worker_that_says_so_itself_is_not_asked_again(redis: Any) -> None:
+    """Its engine died, or it is shutting down: it is still registered, idle, and has the prompt's blocks."""
+
+    async def give_up(one: FakeWorker, task: DecodeTask) -> None:
+        if one is first[0]:
+            lost = WorkerLost("the worker's engine died").failure()
+            one.tokens.put(task.api, Delta(request=task.request_id, seq=1 << 31, error=lost))
+        else:
+            await count(one, task)
+
+    first: list[FakeWorker] = []
+
+    async def note(one: FakeWorker, task: DecodeTask) -> None:
+        first.append(one)
+        await give_up(one, task)
+
+    workers = [agg(redis, note, Assignment(worker=f"agg@gpu{at}", incarnation="x")) for at in range(2)]
+    async with serving(redis, *workers, migration_limit=1) as api:
+        for number in range(10):
+            first.clear()
+            asked = job(f"r{number}", tokens=2, prompt=Prompt(token_ids=list(range(400))))
+            assert await answer(api, asked) == [0, 1]
+            assert len(first) == 2 and first[0] is not first[1]
+        await api.clean(*(one.assignment for one in workers))
 
 
 async def test_it_does_not_go_on_for_ever_or_after_the_first_token(redis: Any) -> None:

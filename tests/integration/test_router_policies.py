@@ -130,7 +130,7 @@ async def test_a_session_whose_worker_is_gone_finds_another(redis: Any) -> None:
         (8, {"a": 7, "b": 1}, "a", 0, 5),
         (8, {"a": 7, "b": 1}, "b", 0, 0),
         (8, {"a": 7, "b": 1}, "c", 0, 0),  # its first
-        (8, {"a": 7, "b": 1}, "a", -1, 0),
+        (8, {"a": 7, "b": 1}, "a", -1, 5),  # no priority buys more than a share
         (11, {"a": 5, "b": 6}, "a", 0, 0),  # exactly its share
         (11, {"a": 5, "b": 6}, "b", 0, 5),
     ],

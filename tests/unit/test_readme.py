@@ -107,7 +107,7 @@ def of_a_worker() -> dict[str, set[str]]:
     from workers.embeddings import store
     from workers.items import finder, local
     from workers.kv_events.service import KVEvents
-    from workers.metrics import ItemMetrics, KVEventMetrics
+    from workers.metrics import HANDED_OFF, ItemMetrics, KVEventMetrics
 
     failures = {one.code: 1 for one in tree(errors.TensorError)}
     items: Any = SimpleNamespace(
@@ -119,9 +119,9 @@ def of_a_worker() -> dict[str, set[str]]:
     kv: Any = SimpleNamespace(ranks={}, counts=lambda: KVEvents.counts(kv))
     return {
         f"{one.name}_total" if one.type == "counter" else one.name: {
-            sample.labels["event"] for sample in one.samples if sample.labels
+            sample.labels["event"] for sample in one.samples if "event" in sample.labels
         }
-        for one in (*ItemMetrics(items).collect(), *KVEventMetrics(kv).collect())
+        for one in (*ItemMetrics(items).collect(), *KVEventMetrics(kv).collect(), *HANDED_OFF.collect())
     }
 
 

@@ -11,6 +11,7 @@ from app.messages import DecodeTask, KVHandoff, PrefillTask, RenderedPrompt
 from app.roles import Role
 from app.routing import Ask, Decision, View
 from app.routing.blocks import Span, chain
+from workers import metrics
 from workers.engine import Prefilled
 from workers.host import Host
 from workers.items.ready import Ready
@@ -63,7 +64,9 @@ async def _choose(host: Host, task: PrefillTask, prompt: RenderedPrompt) -> Deci
         tenant=task.tenant,
         priority=task.priority,
     )
-    return await host.router.hand_off(host.fleet.now, ask, task.plan)
+    decision = await host.router.hand_off(host.fleet.now.without(task.avoid), ask, task.plan)
+    metrics.HANDED_OFF.labels(decision.reasons.policy, decision.reasons.fallback).inc()
+    return decision
 
 
 async def _say_of_the_prompt(host: Host, task: PrefillTask, ready: Ready, prefilled: Prefilled) -> int:

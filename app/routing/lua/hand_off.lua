@@ -5,6 +5,7 @@
 ask.candidates = where(ask.candidates, function(c)
   local record = redis.call('GET', c.record)
   return record and string.find(record, '"incarnation":"' .. c.incarnation .. '"', 1, true)
+    and not string.find(record, '"draining":true', 1, true)
 end)
 if #ask.candidates == 0 then return false end
 for _, c in ipairs(ask.candidates) do measure(c) end

@@ -80,6 +80,8 @@ local function note(c)
     redis.call('UNLINK', old)
     if redis.call('EXISTS', new) == 1 then redis.call('RENAME', new, old) end
   end
-  redis.call('SADD', new, unpack(names))
+  for first = 1, #names, 1000 do
+    redis.call('SADD', new, unpack(names, first, math.min(first + 999, #names)))
+  end
   redis.call('EXPIRE', new, 2 * ask.predicted_s)
 end
