@@ -21,7 +21,9 @@ from tests.e2e.stack import MODEL, Stack
 ROOT = Path(__file__).parents[2]
 PROCESSES = 2
 ASK: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 0}
-LONG = {**ASK, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+#: Longer than a look at metrics takes.
+CHOICES = 32
+LONG = {**ASK, "max_tokens": 1800, "ignore_eos": True, "stream": True, "n": CHOICES}
 
 
 @contextmanager
@@ -83,7 +85,7 @@ def test_requests_spread_and_end_with_their_clients(agg: Stack, model: Path, tmp
                 assert next(stream.iter_lines()).startswith("data: ")
                 assert metric(url, "trivet_requests_in_flight") == 1
                 (load,) = redis.keys(keys.load("*", "*"))
-                assert redis.hget(load, "requests") == b"1"
+                until(lambda: redis.hget(load, "requests") == str(CHOICES).encode(), "all choices", 10.0)
             until(lambda: not redis.exists(load), "the request's end", 10.0)
         until(lambda: metric(url, "trivet_requests_in_flight") == 0, "the end of what is in flight", 10.0)
         assert metric(url, 'trivet_requests_total{outcome="cancelled"}') == 1
