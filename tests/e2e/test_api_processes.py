@@ -23,7 +23,7 @@ PROCESSES = 2
 ASK: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 0}
 #: Longer than a look at metrics takes.
 CHOICES = 32
-LONG = {**ASK, "max_tokens": 1800, "ignore_eos": True, "stream": True, "n": CHOICES}
+LONG = {**ASK, "temperature": 1.0, "max_tokens": 1800, "ignore_eos": True, "stream": True, "n": CHOICES}
 
 
 @contextmanager
