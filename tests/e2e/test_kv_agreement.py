@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 from PIL import Image
@@ -19,6 +20,7 @@ from PIL import Image
 from app import keys
 from app.items.index import ItemIndex
 from app.items.splice import splice
+from app.launch import shared_memory
 from app.messages import Assignment, Prompt, RenderedPrompt
 from app.redis import connect
 from app.registry import Fleet
@@ -80,6 +82,7 @@ class Worker:
         from workers.kv_events.service import KVEvents
 
         self.redis = redis
+        self._files = shared_memory.Ledger()
         self.kv = KVEvents(settings, WORKER.worker, redis, CollectorRegistry())
         self.engine = Engine(settings, None, self.kv.sockets)
         self.engine.reporting = self.kv.reporting
@@ -99,7 +102,10 @@ class Worker:
         for task in self._tasks:
             task.cancel()
         await self.kv.close()
+        # Its process is killed if it takes longer than a second, and leaves what a supervisor would remove.
+        self._files.note(process.pid for process in psutil.Process().children(recursive=True))
         self.engine.shutdown()
+        self._files.remove()
         self.kv.folder.remove()
 
     async def encode(self, number: int) -> str:

@@ -69,6 +69,7 @@ async def serving(redis: Any, *workers: FakeWorker, broker: Any = None, migratio
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await api.pipeline.settle(5)
 
 
 def agg(redis: Any, stage: Any = count, assignment: Assignment = AGG) -> FakeWorker:
