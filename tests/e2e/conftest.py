@@ -23,7 +23,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     saved = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("TRIVET_")]:
         del os.environ[name]
-    os.environ |= {"TRIVET_HOME": str(folder), "HF_HUB_OFFLINE": "1"}
+    os.environ |= {
+        "TRIVET_HOME": str(folder),
+        "HF_HUB_OFFLINE": "1",
+        # The tests' media host.
+        "TRIVET_MEDIA_URLS__ALLOW_PRIVATE": "127.0.0.0/8",
+        "TRIVET_MEDIA_URLS__ALLOWED_PORTS": "any",
+    }
     yield folder
     os.environ.clear()
     os.environ.update(saved)
