@@ -39,8 +39,8 @@ PICTURES = 40
 HASHES = 20
 
 #: Text requests in a second. They come when they come: one that waits makes none of the others wait to be sent.
-RATE = 40
-IDLE_S = 8.0
+RATE = 20
+IDLE_S = 15.0
 
 
 @dataclass

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 EVERY_S = 0.02
+ASK_EVERY_S = 0.1
 LIMIT_S = 30.0
 
 
@@ -52,7 +53,7 @@ def watching(process: psutil.Process, port: int) -> Iterator[Watch]:
             watch.shared.append(shared)
 
     def ask() -> None:
-        while not ended.wait(EVERY_S):
+        while not ended.wait(ASK_EVERY_S):
             watch.alive_s.append(_alive_s(port))
 
     own, shared = memory(process)

@@ -23,9 +23,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     saved = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("TRIVET_")]:
         del os.environ[name]
-    os.environ |= {"TRIVET_HOME": str(folder), "HF_HUB_OFFLINE": "1"}
-    # The tiny model's longest prompt is far below the default.
-    os.environ["TRIVET_STREAM__MAX_PROMPT_LOGPROBS"] = "10000"
+    os.environ |= {
+        "TRIVET_HOME": str(folder),
+        "HF_HUB_OFFLINE": "1",
+        # The tests' media host.
+        "TRIVET_MEDIA_URLS__ALLOW_PRIVATE": "127.0.0.0/8",
+        "TRIVET_MEDIA_URLS__ALLOWED_PORTS": "any",
+        # The tiny model's longest prompt is far below the default.
+        "TRIVET_STREAM__MAX_PROMPT_LOGPROBS": "10000",
+    }
     yield folder
     os.environ.clear()
     os.environ.update(saved)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests import videos
+from tests import sounds, videos
 
 
 def picture(seed: int, size: tuple[int, int] = (128, 96)) -> str:
@@ -39,6 +39,17 @@ def video(seed: int, frames: int = 6, size: tuple[int, int] = (96, 64)) -> dict[
 def video_file(seed: int, frames: int = 16, size: tuple[int, int] = (96, 64)) -> dict[str, Any]:
     """A video given as an MP4 file."""
     return {"type": "video_url", "video_url": {"url": videos.file_url(videos.file(seed, frames, size))}}
+
+
+def audio(seed: int, seconds: float = 1.0, rate: int = 16_000, ending: str = ".wav") -> dict[str, Any]:
+    """Audio in a file of that ending, by URL."""
+    url = sounds.file_url(sounds.file(seed, ending, rate, seconds=seconds), f"audio/{ending[1:]}")
+    return {"type": "audio_url", "audio_url": {"url": url}}
+
+
+def input_audio(seed: int, ending: str = ".wav") -> dict[str, Any]:
+    """Audio as OpenAI's API has it."""
+    return sounds.input_audio(sounds.file(seed, ending), ending[1:])
 
 
 def user(*parts: dict[str, Any] | str) -> list[dict[str, Any]]:

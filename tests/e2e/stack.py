@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ ENGINE = (
     "--skip-mm-profiling --block-size 32 --kv-cache-memory-bytes 268435456 --seed 0 --limit-mm-per-prompt"
 )
 TOOL_PARSER = "hermes"
+#: Most media of each kind in a prompt.
+LIMITS = {"image": 4, "video": 1}
 START_S = 400.0
 #: Small, so that embeddings are evicted now and then.
 CACHE_GB = 0.05
@@ -87,7 +90,7 @@ def trivet(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def up(name: str, topology: str, model: Path, *flags: str) -> Iterator[Stack]:
+def up(name: str, topology: str, model: Path, *flags: str, limits: Mapping[str, int] = LIMITS) -> Iterator[Stack]:
     """`trivet up --detach`, and `trivet down` in the end."""
     api, flower, redis_port = ports.reserve(), ports.reserve(), ports.reserve()
     redis_url = f"redis://127.0.0.1:{redis_port}/0"
@@ -112,7 +115,7 @@ def up(name: str, topology: str, model: Path, *flags: str) -> Iterator[Stack]:
         "--timeout",
         str(START_S),
         *shlex.split(ENGINE),
-        '{"image":4,"video":1}',
+        json.dumps(limits),
         *flags,
     ]
     started = trivet(*command, timeout=START_S + 60)

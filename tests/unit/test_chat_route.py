@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from api import errors, generation, metrics
+from api import errors, generation, inline_media, metrics
 from api.generation import Frames
 from api.middleware import RequestId
 from api.routes import chat
@@ -39,8 +39,13 @@ class Intake:
         self.released: list[str] = []
         self.borrowed = False
         self.renewed = 0
+        self.media: list[tuple[str, int | None]] = []
+        self.shape: Any = None
 
-    async def admit(self, _body: dict[str, Any], _shape: Any, _tenant: str) -> Any:
+    async def admit(self, body: dict[str, Any], shape: Any, _tenant: str) -> Any:
+        found = [shape.read(path, part) for path, part in shape.parts(body)]
+        self.media = [(one.param, one.payload and len(one.payload)) for one in found]
+        self.shape = shape
         return self
 
     async def renew(self) -> None:
@@ -124,6 +129,22 @@ async def test_media_are_released_when_the_answer_is_whole(
     answer_with(services, monkeypatch, Answer())
     assert (await client.post("/v1/chat/completions", json={"n": 1})).json() == {"text": "hello"}
     assert services.intake.released == ["identity"]
+
+
+async def test_a_large_medium_is_not_kept_while_the_request_runs(
+    client: httpx.AsyncClient, services: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def chat(_request: Any) -> Any:
+        assert services.intake.shape.payloads == {}
+        return Answer()
+
+    monkeypatch.setattr(services.serving, "chat", chat)
+    url = {"url": "data:image/png;base64," + "A" * inline_media.LARGE}
+    content = [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": url}]
+    body = {"n": 1, "messages": [{"role": "user", "content": content}]}
+    answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200
+    assert services.intake.media == [("messages[0].content[1].image_url", inline_media.LARGE)]
 
 
 async def test_media_are_released_when_the_stream_ends(
