@@ -26,6 +26,8 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 KINDS = ("integration", "e2e")
 HERE = Path(__file__).parent
+# Those have virtual environments of their own: tests/e2e/test_clients.py runs them.
+collect_ignore = ["clients"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""Streams whose tokens come many at a time, as where the API is behind: nothing is lost, and all is in order."""
+"""Streams whose tokens come many at a time, as they do where the API is behind: nothing is lost, all is in order."""
 
 from __future__ import annotations
 

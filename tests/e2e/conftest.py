@@ -14,6 +14,7 @@ from app import tiny_model
 from app.launch import shared_memory
 from app.roles import TOPOLOGIES
 from tests.e2e.stack import Stack, up
+from tests.e2e.vllm_server import Server, serve
 
 
 @pytest.fixture(scope="session")
@@ -78,6 +79,13 @@ def stacks(home: Path, model: Path) -> Iterator[Stacks]:
     used = {inode for process in psutil.process_iter() for inode in shared_memory.used_by(process.pid)}
     files = {name for name, inode in shared_memory.listing().items() if name not in before and inode not in used}
     assert files == set(), "shared memory left behind"
+
+
+@pytest.fixture(scope="session")
+def vllm_server(home: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """What the pipeline is compared with. `test_vllm_serve`, the last that uses it, stops it."""
+    with serve(model, tmp_path_factory.mktemp("shm")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -65,7 +65,8 @@ def merged(found: list[Event]) -> list[dict[str, Any]]:
         last = joined[-1] if joined else {}
         if "delta" in data and _place(data) == _place(last):
             last["delta"] = _sum(last["delta"], data["delta"])
-            last["logprobs"] = (last.get("logprobs") or []) + (data.get("logprobs") or [])
+            if "logprobs" in data:
+                last["logprobs"] = last["logprobs"] + data["logprobs"]
         else:
             joined.append(data)
     return joined
@@ -80,8 +81,7 @@ def _place(data: dict[str, Any]) -> Any:
 def _sum(first: Any, second: Any) -> Any:
     if isinstance(first, str):
         return first + second
-    same = ("type",)
-    return {name: first[name] if name in same else first[name] + value for name, value in second.items()}
+    return {name: value if name == "type" else first[name] + value for name, value in second.items()}
 
 
 def _add(into: dict[str, Any], part: dict[str, Any]) -> None:

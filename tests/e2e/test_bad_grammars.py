@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.e2e.stack import MODEL, Stack
-from tests.e2e.varied_requests import GREEDY, Ask, chat, completion, response
+from tests.e2e.varied_requests import GREEDY, Ask, chat, completion, message, response
 
 NO_SCHEMA = {"type": "object", "properties": {"a": {"type": "nothing"}}}
 
@@ -67,6 +67,12 @@ def test_the_format_of_a_response(stack: Stack) -> None:
     form = {"text": {"format": {"type": "json_schema", "name": "it", "schema": NO_SCHEMA}}}
     for stream in (False, True):
         assert _status(stack, response(tokens=4, **form), stream=stream) == 400
+
+
+def test_the_format_of_a_message(stack: Stack) -> None:
+    form = {"output_config": {"format": {"type": "json_schema", "schema": NO_SCHEMA}}}
+    for stream in (False, True):
+        assert _status(stack, message(tokens=4, **form), stream=stream) == 400
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])

@@ -14,6 +14,7 @@ import pytest
 from app import ports
 from app.settings import variable
 from tests.e2e.prompts import image, user
+from tests.e2e.second_api import second_api
 from tests.e2e.stack import Stack
 from tests.redis_server import redis_server
 
@@ -108,37 +109,11 @@ def test_wrong_setting_is_named(home: Path) -> None:
 
 def test_api_without_consent_takes_no_media(agg: Stack, model: Path) -> None:
     """A second API over the same workers, started without --enable-multimodal."""
-    port = ports.reserve()
-    environment = {
-        "TRIVET_REDIS__BROKER_URL": agg.redis_url,
-        "TRIVET_MODEL": str(model),
-        "TRIVET_SERVED_MODEL_NAME": "tiny",
-        "TRIVET_ENGINE__ARGS": "--max-model-len 2048 --dtype float32",
-    }
-    command = [sys.executable, "-m", "uvicorn", "api.main:app", "--port", str(port)]
-    api = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment)
-    try:
-        _wait_ready(f"http://127.0.0.1:{port}/health/ready", api)
-        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+    with second_api(agg.redis_url, model) as base_url:
+        url = f"{base_url}/v1/chat/completions"
         refused = httpx.post(url, json={"model": "tiny", "messages": user(image(1), "?"), "max_tokens": 1}, timeout=60)
         assert refused.status_code == 400
         assert "--enable-multimodal" in refused.json()["error"]["message"]
         assert refused.json()["error"]["param"] == "messages[0].content[0]"
         served = httpx.post(url, json={"model": "tiny", "messages": user("hi"), "max_tokens": 1}, timeout=60)
         assert served.status_code == 200
-    finally:
-        api.terminate()
-        assert api.wait(20) is not None
-
-
-def _wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        assert process.poll() is None, "the API ended"
-        try:
-            if httpx.get(url, timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.3)
-    pytest.fail("the API was not ready within 120 s")

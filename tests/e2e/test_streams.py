@@ -154,12 +154,14 @@ def test_a_call_that_is_cut_short_is_the_beginning_of_it(stack: Stack) -> None:
     assert (ended, why) == ("tool_calls", "length")
 
 
+#: What Anthropic's API has in place of `ignore_eos`.
+LONG = {"type": "array", "items": {"enum": ["Oslo", "Lima"]}, "minItems": 600}
 ENDLESS: dict[str, Ask] = {
     "chat": chat(**GREEDY, tokens=1900, ignore_eos=True),
     "chat of two choices": chat(**SEEDED, tokens=1900, ignore_eos=True, n=2),
     "completion": completion(**GREEDY, tokens=1900, ignore_eos=True),
     "response": response(tokens=1900, ignore_eos=True),
-    "message": message(tokens=1900),
+    "message": message(tokens=1900, output_config={"format": {"type": "json_schema", "schema": LONG}}),
 }
 
 

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
-import json
-import os
 import random
-import shlex
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +14,24 @@ import httpx
 import pytest
 from PIL import Image
 
-from app import ports
-from tests.e2e.stack import ENGINE, MODEL
+from tests.e2e.stack import MODEL
+from tests.e2e.vllm_server import CAPACITY_GB, Server
 from tests.pictures import data_url
 from workers.embeddings.store import NEW
 
-START_S = 240.0
-STOP_S = 60.0
-CAPACITY_GB = 0.02
-CONNECTOR = {
-    "ec_connector": "TrivetECConnector",
-    "ec_connector_module_path": "workers.ec_connector",
-    "ec_role": "ec_both",
-}
 #: Enough pictures for vLLM's own encoder cache, of as many tokens as the longest prompt, to forget the first.
 OTHERS = 40
 
 
 @dataclass
-class Server:
-    url: str
-    root: Path
-    process: subprocess.Popen[bytes]
+class Conversation:
+    """With the server, about pictures. Its counters begin where they were before."""
+
+    server: Server
+    before: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.before = self.counts()
 
     def ask(self, text: str, *parts: dict[str, Any]) -> httpx.Response:
         content = [*parts, {"type": "text", "text": text}]
@@ -52,7 +41,7 @@ class Server:
             "max_tokens": 12,
             "temperature": 0,
         }
-        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60)
+        return httpx.post(f"{self.server.url}/v1/chat/completions", json=body, timeout=60)
 
     def answer(self, text: str, *parts: dict[str, Any]) -> str:
         response = self.ask(text, *parts)
@@ -60,57 +49,22 @@ class Server:
         return str(response.json()["choices"][0]["message"]["content"])
 
     def counts(self) -> dict[str, int]:
-        """The connector's Prometheus counters that are not 0."""
+        """The connector's Prometheus counters that have risen."""
         found = {}
-        for line in httpx.get(f"{self.url}/metrics", timeout=10).text.splitlines():
-            name, _, value = line.partition("{")[0], "", line.rpartition(" ")[2]
-            if name.startswith("trivet:ec_") and name.endswith("_total") and float(value):
-                found[name.removeprefix("trivet:ec_").removesuffix("_total")] = int(float(value))
-        return found
+        for line in httpx.get(f"{self.server.url}/metrics", timeout=10).text.splitlines():
+            name, value = line.partition("{")[0], line.rpartition(" ")[2]
+            if name.startswith("trivet:ec_") and name.endswith("_total"):
+                name = name.removeprefix("trivet:ec_").removesuffix("_total")
+                found[name] = int(float(value)) - self.before.get(name, 0)
+        return {name: value for name, value in found.items() if value}
 
-    def files(self) -> list[Path]:
-        return [path for path in self.root.rglob("*") if path.is_file() and path.name != ".lock"]
-
-
-@pytest.fixture(scope="module")
-def server(home: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    root = tmp_path_factory.mktemp("shm")
-    port = ports.reserve()
-    extra = {"capacity_gb": CAPACITY_GB, "directory": str(root)}
-    # What `vllm serve` runs; that command itself does not start with the CPU build.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)]
-    command += [*shlex.split(ENGINE), '{"image":4}', "--no-enable-prefix-caching"]
-    command += ["--ec-transfer-config", json.dumps({**CONNECTOR, "ec_connector_extra_config": extra})]
-    environment = os.environ | {
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    log = root.with_name("vllm.log")
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-    try:
-        _wait_until_healthy(process, f"http://127.0.0.1:{port}", log)
-        yield Server(f"http://127.0.0.1:{port}", root, process)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_S)
-        finally:
-            process.kill()
+    def files(self) -> set[Path]:
+        return {path for path in self.server.root.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.2)
-    pytest.fail(f"vLLM did not start:\n{log.read_text(errors='replace')[-3000:]}")
+@pytest.fixture
+def talk(vllm_server: Server) -> Conversation:
+    return Conversation(vllm_server)
 
 
 def picture(seed: int, **more: str) -> dict[str, Any]:
@@ -131,43 +85,42 @@ def without_pixels(uuid: str) -> dict[str, Any]:
     return {"type": "image_embeds", "image_embeds": {"image_grid_thw": grid}, "uuid": uuid}
 
 
-def test_an_image_is_encoded_once(server: Server) -> None:
+def test_an_image_is_encoded_once(talk: Conversation) -> None:
     """Asked about again long after, with other words, a picture is loaded; the answer is the same as it was."""
-    name = "../../etc/x"
-    first = server.answer("What is it?", picture(0, uuid=name))
-    assert server.counts() == {"encoded_items": 1, "encode_steps": 1, "saved_items": 1}
+    name, files = "../../etc/x", talk.files()
+    first = talk.answer("What is it?", picture(0, uuid=name))
+    assert talk.counts() == {"encoded_items": 1, "encode_steps": 1, "saved_items": 1}
     for start in range(1, OTHERS, 4):
-        server.answer("Compare.", *map(picture, range(start, start + 4)))
-    encoded = server.counts()
+        talk.answer("Compare.", *map(picture, range(start, start + 4)))
+    encoded = talk.counts()
     assert encoded["encoded_items"] == encoded["saved_items"] == 1 + OTHERS
     assert encoded["encode_steps"] <= encoded["encoded_items"] and "loaded_items" not in encoded
 
-    assert server.answer("Which colours has it?", picture(0, uuid=name))
-    assert server.counts() == {**encoded, "loaded_items": 1}
-    assert server.answer("What is it?", picture(0, uuid=name)) == first
+    assert talk.answer("Which colours has it?", picture(0, uuid=name))
+    assert talk.counts() == {**encoded, "loaded_items": 1}
+    assert talk.answer("What is it?", picture(0, uuid=name)) == first
     # Without pixels too, since the embedding is all that it takes.
-    assert server.answer("What is it?", without_pixels(name)) == first
-    assert server.counts()["encoded_items"] == encoded["encoded_items"]
+    assert talk.answer("What is it?", without_pixels(name)) == first
+    assert talk.counts()["encoded_items"] == encoded["encoded_items"]
 
-    names = {path.name for path in server.files()}
+    names = {path.name for path in talk.files() - files}
     assert len(names) == 1 + OTHERS
     assert all(set(one.removesuffix(NEW)) <= set("0123456789abcdef") for one in names)
-    assert sum(path.stat().st_size for path in server.files()) <= CAPACITY_GB * 1e9
+    assert sum(path.stat().st_size for path in talk.files()) <= CAPACITY_GB * 1e9
 
 
-def test_an_item_without_pixels_or_embedding_fails_alone(server: Server) -> None:
+def test_an_item_without_pixels_or_embedding_fails_alone(talk: Conversation) -> None:
     """Its encoder would have to run on nothing, which ends an engine."""
-    lost = server.ask("What is it?", without_pixels("nobody has encoded it"))
+    lost = talk.ask("What is it?", without_pixels("nobody has encoded it"))
     assert lost.status_code == 500
-    assert server.counts()["unavailable"] == 1
-    assert server.answer("What is it?", picture(0))
+    assert talk.counts()["unavailable"] == 1
+    assert talk.answer("What is it?", picture(0))
 
 
-def test_nothing_is_left(server: Server) -> None:
-    assert server.files()
-    server.process.send_signal(signal.SIGTERM)
-    server.process.wait(STOP_S)
+def test_nothing_is_left(talk: Conversation) -> None:
+    assert talk.files()
+    talk.server.stop()
     end = time.monotonic() + 10
-    while left := list(server.root.glob("*/*")):
+    while left := list(talk.server.root.glob("*/*")):
         assert time.monotonic() < end, f"left behind: {left}"
         time.sleep(0.05)

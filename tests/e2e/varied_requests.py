@@ -169,6 +169,7 @@ OTHERS = {
     "message": message(),
     "message, streamed": message(stream=True),
     "message with a stop": message(tokens=60, stop_sequences=[" th"], system="Be brief.", stream=True),
+    "message in a form": message(tokens=60, output_config={"format": {"type": "json_schema", "schema": FORM}}),
     "message with a call": message(
         tokens=120, tools=[{"name": "weather", "input_schema": FORM, "strict": True}], tool_choice={"type": "any"}
     ),

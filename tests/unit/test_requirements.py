@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = {"cpu": ("cpu", "test"), "gpu": ("gpu", "test")}
+CLIENTS = sorted(wanted.parent.name for wanted in (ROOT / "tests" / "clients").glob("*/requirements.in"))
 
 
 def requirements(*names: str) -> Iterator[Requirement]:
@@ -22,7 +23,10 @@ def requirements(*names: str) -> Iterator[Requirement]:
 
 def pins(device: str) -> dict[str, str]:
     """Name to version, of what is installed on this platform."""
-    files = ["cpu.lock", "torch-cpu.lock"] if device == "cpu" else ["gpu.lock"]
+    return exact(*(["cpu.lock", "torch-cpu.lock"] if device == "cpu" else ["gpu.lock"]))
+
+
+def exact(*files: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for requirement in requirements(*files):
         (specifier,) = requirement.specifier
@@ -75,3 +79,9 @@ def test_the_cpu_lock_lacks_nothing_that_its_packages_need() -> None:
         ]
         missing += [f"{name} needs {problem}" for problem in unmet(needs, locked)]
     assert missing == []
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_clients_lock_holds_what_its_suite_asks_for(client: str) -> None:
+    folder = f"../tests/clients/{client}"
+    assert unmet(requirements(f"{folder}/requirements.in"), exact(f"{folder}/requirements.lock")) == []
