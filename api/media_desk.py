@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from api import metrics
 from api.known_media import KnownMedia
 from api.media_memory import MediaMemory
 from api.media_sources import MediaSources, lease_s
@@ -21,7 +22,9 @@ class MediaDesk:
 
     def __init__(self, settings: Settings, api: str, redis: Any, items: ItemIndex, fleet: FleetView) -> None:
         places = MediaPlaces(redis, items.namespace, api)
+        self._places = places
         self._memory = MediaMemory(settings, places)
+        self._memo = UrlMemo(redis, settings.media_urls.memo_ttl_s)
         self._fetcher = MediaFetcher(settings.media_urls, int(settings.media.max_item_mb * 1e6))
         self.sources = MediaSources(
             settings,
@@ -29,7 +32,7 @@ class MediaDesk:
             self._memory.holder,
             self._fetcher,
             KnownMedia(self._memory.holder, places, items, fleet, lease_s(settings)),
-            UrlMemo(redis, settings.media_urls.memo_ttl_s),
+            self._memo,
             MediaUuids(redis, settings.media.uuid_ttl_s, rebinds=settings.media.rebind_uuids),
         )
 
@@ -39,6 +42,13 @@ class MediaDesk:
     async def keep_offered(self) -> None:
         """For ever: see `MediaHolder.keep_offered`."""
         await self._memory.holder.keep_offered()
+
+    def measure(self) -> None:
+        """Bring what is counted into the metrics."""
+        for outcome, count in self._fetcher.counts.items():
+            metrics.MEDIA_URLS.labels(outcome).set(count)
+        metrics.MEDIA_MEMORY_LOST.labels("url").set(self._memo.lost)
+        metrics.MEDIA_MEMORY_LOST.labels("place").set(self._places.lost)
 
     async def close(self) -> None:
         """Whatever fails, no file is left."""

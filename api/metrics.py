@@ -40,6 +40,20 @@ TOKEN_GAPS = Gauge(
     registry=REGISTRY,
     multiprocess_mode="sum",
 )
+MEDIA_URLS = Gauge(
+    "trivet_media_urls",
+    "Media asked of a URL: fetched, not_modified, or the error's code.",
+    ["outcome"],
+    registry=REGISTRY,
+    multiprocess_mode="sum",
+)
+MEDIA_MEMORY_LOST = Gauge(
+    "trivet_media_memory_lost",
+    "Where a URL's medium, or the bytes of a known one, were not asked of Redis, which did not answer.",
+    ["what"],
+    registry=REGISTRY,
+    multiprocess_mode="sum",
+)
 ROUTED = Counter(
     "trivet_routed",
     "Requests placed, by the policy that decided, and why that was not the one of the settings.",

@@ -27,6 +27,7 @@ from app.items.index import ItemIndex
 from app.media import fingerprint
 from app.redis import connect, refuse_unsafe_broker, wait_until_up
 from app.registry import Registry
+from app.roles import Role
 from app.routing import RedisRouter, Reservations
 from app.sender import TaskSender
 from app.settings import Settings
@@ -137,12 +138,20 @@ class Services:
         while True:
             await asyncio.sleep(self.settings.api.lease_s / 4)
             self._look_for_strangers()
-            metrics.TOKEN_GAPS.set(self.reader.gaps)
+            self.measure()
             try:
                 await self._announce()
                 await self.pipeline.keep_reservations()
             except (RedisError, OSError) as error:
                 log.warning("heartbeat not delivered: %s", error)
+
+    def measure(self) -> None:
+        """Bring what is counted elsewhere into the metrics."""
+        for role in Role:
+            metrics.WORKERS.labels(role.value).set(sum(role in worker.roles for worker in self.fleet.now.workers))
+        metrics.TOKEN_GAPS.set(self.reader.gaps)
+        if self.media is not None:
+            self.media.measure()
 
     def _look_for_strangers(self) -> None:
         """Workers that name media otherwise, which costs every item a second encode: say so once."""

@@ -1,10 +1,13 @@
-"""The topologies, each started once for the whole session."""
+"""The topologies, each started once for the whole session, and its tests one after the other.
+
+Idle engines poll: all topologies side by side would take half of two cores from the one that is tested.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import psutil
@@ -43,22 +46,74 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model.build(tmp_path_factory.mktemp("model") / "tiny")
 
 
-class Stacks(Mapping[str, Stack]):
-    """A topology by its name, started when a test first asks for it. All of them: nine engines, four APIs."""
+#: Of a test, the start of the topology that it is the first to ask for included.
+LIMIT_S = 600
+#: Last is what kills workers.
+FAULTS = "test_z_faults"
 
-    def __init__(self, model: Path, stack: ExitStack) -> None:
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that start their own engines, then each topology's; the order of all else stays."""
+    here = Path(__file__).parent
+    mine = [item for item in items if item.path.parent == here]
+    others = [item for item in items if item.path.parent != here]
+    items[:] = others + sorted(mine, key=_turn)
+    for item in mine:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
+
+
+def _turn(item: pytest.Item) -> tuple[int, bool]:
+    used = _topology(item)
+    return (0 if used is None else 1 + list(TOPOLOGIES).index(used), item.path.stem == FAULTS)
+
+
+def _topology(item: pytest.Item) -> str | None:
+    """That of a test's parameter, or of the fixture that it asks for; None: it uses no shared one."""
+    fixtures = getattr(item, "fixturenames", ())
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    if not {"stacks", *TOPOLOGIES} & set(fixtures):
+        return None
+    for name in (*parameters.values(), *fixtures):
+        if isinstance(name, str) and name in TOPOLOGIES:
+            return name
+    raise pytest.UsageError(f"{item.nodeid} does not say which topology it uses: ask for a fixture of its name")
+
+
+class Stacks(Mapping[str, Stack]):
+    """A topology by its name, started when a test first asks for it.
+
+    `agg` stays, since others are compared with it; of them, one runs at a time.
+    """
+
+    def __init__(self, model: Path) -> None:
         self._model = model
-        self._stack = stack
-        self._running: dict[str, Stack] = {}
+        self._running: dict[str, tuple[Stack, ExitStack]] = {}
 
     def __getitem__(self, topology: str) -> Stack:
         if topology not in self._running:
-            # On one host embeddings are shared by name; here one topology takes the way between hosts.
-            os.environ["TRIVET_TENSORS__TRANSPORT"] = "nixl" if topology == "e_pd" else "auto"
-            more = ["--replicas", "encode=2"] if topology == "e_pd" else []
-            self._running[topology] = self._stack.enter_context(up(f"e2e-{topology}", topology, self._model, *more))
+            for other in self._running.keys() - {"agg"}:
+                self._stop(other)
+            self._running[topology] = self._start(topology)
+        return self._running[topology][0]
+
+    def _start(self, topology: str) -> tuple[Stack, ExitStack]:
+        # On one host embeddings are shared by name; here one topology takes the way between hosts.
+        os.environ["TRIVET_TENSORS__TRANSPORT"] = "nixl" if topology == "e_pd" else "auto"
+        more = ["--replicas", "encode=2"] if topology == "e_pd" else []
+        end = ExitStack()
+        try:
+            return end.enter_context(up(f"e2e-{topology}", topology, self._model, *more)), end
+        finally:
             del os.environ["TRIVET_TENSORS__TRANSPORT"]
-        return self._running[topology]
+
+    def _stop(self, topology: str) -> None:
+        _, end = self._running.pop(topology)
+        end.close()
+
+    def close(self) -> None:
+        for topology in list(self._running):
+            self._stop(topology)
 
     def __iter__(self) -> Iterator[str]:
         return iter(TOPOLOGIES)
@@ -69,10 +124,10 @@ class Stacks(Mapping[str, Stack]):
 
 @pytest.fixture(scope="session")
 def stacks(home: Path, model: Path) -> Iterator[Stacks]:
-    """The topologies, side by side. Nothing of them may be left at the end."""
+    """The topologies. Nothing of them may be left at the end."""
     before = set(shared_memory.listing())
-    with ExitStack() as stack:
-        yield Stacks(model, stack)
+    with closing(Stacks(model)) as stacks:
+        yield stacks
     left = [p for p in psutil.process_iter(["cmdline"]) if str(home) in " ".join(p.info["cmdline"] or ())]
     assert left == [], "processes left behind"
     # What a live process uses belongs to somebody else on this host.
@@ -96,6 +151,11 @@ def agg(stacks: Stacks) -> Stack:
 @pytest.fixture
 def pd(stacks: Stacks) -> Stack:
     return stacks["pd"]
+
+
+@pytest.fixture
+def e_pd(stacks: Stacks) -> Stack:
+    return stacks["e_pd"]
 
 
 @pytest.fixture

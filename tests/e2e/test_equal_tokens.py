@@ -20,7 +20,7 @@ BLOCK = 32
 SPLIT = ["pd", "e_pd", "e_p_d"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def aggregated(stacks: Mapping[str, Stack]) -> Callable[[str], Greedy]:
     """The aggregated engine's answer to one of PROMPTS, asked for once."""
     return cache(lambda name: greedy(stacks["agg"].client, PROMPTS[name]))

@@ -30,7 +30,7 @@ async def test_whoever_has_a_prompts_blocks_says_so(stacks: Any, topology: str, 
         stack.client.chat.completions.create, model=MODEL, messages=PROMPTS[prompt], max_tokens=4, temperature=0.0
     )
     blocks = answer.usage.prompt_tokens // next(iter(stack.workers().values())).engine.block_size
-    assert blocks > 2
+    assert blocks >= 2
     caching = [one for one in stack.all_workers() if one.roles & {Role.PREFILL, Role.DECODE}]
     assert len(caching) == (1 if topology == "agg" else 2)
 

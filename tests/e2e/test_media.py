@@ -153,8 +153,8 @@ BAD: dict[str, bytes] = {
 }
 
 
-def test_bad_pictures_are_the_clients_fault_and_nothing_stays_behind(stacks: Mapping[str, Stack]) -> None:
-    stack = stacks["e_p_d"]
+def test_bad_pictures_are_the_clients_fault_and_nothing_stays_behind(e_p_d: Stack) -> None:
+    stack = e_p_d
     good = ask(stack, image(data_url(photo(331))), QUESTION)
     for name, data in BAD.items():
         found = stack.post({"model": "tiny", "messages": user("a", image(data_url(data)))})
@@ -178,10 +178,10 @@ def test_bad_pictures_are_the_clients_fault_and_nothing_stays_behind(stacks: Map
         "trivet:0",
     ],
 )
-def test_refused_urls_are_asked_for_by_nobody(stacks: Mapping[str, Stack], web: MediaHost, url: str) -> None:
+def test_refused_urls_are_asked_for_by_nobody(agg: Stack, web: MediaHost, url: str) -> None:
     good = web.put("/beside.png", photo(341), "image/png")
     before = web.gets()
-    found = stacks["agg"].post({"model": "tiny", "messages": user(image(good), image(url))})
+    found = agg.post({"model": "tiny", "messages": user(image(good), image(url))})
     assert (found.status_code, web.gets()) == (400, before), found.text
     assert found.json()["error"]["param"] == "messages[0].content[1].image_url"
     assert "passwd" not in found.text and "169.254" not in found.text

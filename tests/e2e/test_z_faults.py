@@ -158,9 +158,9 @@ def test_an_engine_killed_ends_its_worker(agg: Stack) -> None:
     _comes_back(agg, "agg", before.incarnation)
 
 
-def test_an_encode_worker_killed(stacks: Mapping[str, Stack]) -> None:
+def test_an_encode_worker_killed(e_p_d: Stack) -> None:
     """20 requests with pictures that nobody has seen are under way: all are answered, by way of the prefill worker."""
-    stack = stacks["e_p_d"]
+    stack = e_p_d
     before = stack.workers()["encode"]
     prompts = [user(image(900 + number, (256, 256)), f"Question {number}?") for number in range(20)]
     with ThreadPoolExecutor(20) as pool:
@@ -189,9 +189,9 @@ def test_an_encode_worker_killed(stacks: Mapping[str, Stack]) -> None:
     eventually(encodes_again, 10, "the encode worker has its part again")
 
 
-def test_one_of_two_encode_workers_killed(stacks: Mapping[str, Stack]) -> None:
+def test_one_of_two_encode_workers_killed(e_pd: Stack) -> None:
     """What it owed goes to the other one."""
-    stack = stacks["e_pd"]
+    stack = e_pd
     encoders = [worker for worker in stack.all_workers() if worker.id.startswith("encode@")]
     again = stack.counter("pd", "trivet_items_total", 'event="sent_again"')
     prompts = [user(image(1000 + number, (256, 256)), f"Question {number}?") for number in range(20)]
@@ -229,7 +229,7 @@ def _comes_back(stack: Stack, victim: str, old: str, number: int = 1) -> None:
             )
             == number
         ),
-        180,
+        300,
         f"{victim} is started again",
     )
     eventually(lambda: httpx.get(f"{stack.base_url}/health/ready").status_code == 200, 10, "ready again")
