@@ -20,6 +20,11 @@ def renderer(vllm: Any) -> Any:
     return Renderer(SimpleNamespace(mm_processor=None), SimpleNamespace(model_config=model))
 
 
+def with_a_medium(**more: Any) -> tuple[Prompt, dict[str, Any]]:
+    medium = media_ref()
+    return Prompt(token_ids=[1], media=[medium], **more), {medium.identity: None}
+
+
 @pytest.fixture
 def answer(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What becomes of an item, or of a prompt: an error, or so many tokens."""
@@ -46,7 +51,7 @@ async def test_an_item_that_the_processor_refuses_is_named(renderer: Any, answer
         await renderer.item(media_ref(param="here"), None)
     assert caught.value.param == "here"
     with pytest.raises(MediaRefused) as caught:
-        await renderer.whole(Prompt(token_ids=[1]), {})
+        await renderer.whole(*with_a_medium())
     assert caught.value.param == "messages"
 
 
@@ -56,7 +61,7 @@ async def test_an_item_that_fills_the_context_is_named(renderer: Any, answer: An
         await renderer.item(media_ref(param="here"), None)
     assert caught.value.param == "here"
     with pytest.raises(PromptTooLong) as caught:
-        await renderer.whole(Prompt(token_ids=[1]), {})
+        await renderer.whole(*with_a_medium())
     assert caught.value.param == "messages"
     answer(CONTEXT - 1)
     assert await renderer.item(media_ref(), None)
@@ -81,5 +86,5 @@ def test_text(renderer: Any) -> None:
 
 async def test_the_salt_of_a_prompt_that_is_rendered_whole(renderer: Any, answer: Any) -> None:
     answer(3)
-    whole = await renderer.whole(Prompt(token_ids=[1], cache_salt="s"), {})
+    whole = await renderer.whole(*with_a_medium(cache_salt="s"))
     assert whole == {"prompt_token_ids": [0] * 3, "cache_salt": "s"}
