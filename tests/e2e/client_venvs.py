@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 from uv import find_uv_bin
@@ -14,19 +16,23 @@ SUITES = ROOT / "tests" / "clients"
 VENVS = ROOT / ".trivet" / "client-venvs"
 CLIENTS = sorted(lock.parent.name for lock in SUITES.glob("*/requirements.lock"))
 LIMIT_S = 240
-#: pip's variables, and uv's for the same.
-NAMES = {
-    "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
-    "PIP_EXTRA_INDEX_URL": "UV_INDEX",
-    "PIP_FIND_LINKS": "UV_FIND_LINKS",
-    "PIP_CERT": "SSL_CERT_FILE",
+#: pip's options, and uv's variables for the same, with what uv puts between several values.
+OPTIONS = {
+    "index-url": ("UV_DEFAULT_INDEX", " "),
+    "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+    "no-index": ("UV_NO_INDEX", " "),
+    "trusted-host": ("UV_INSECURE_HOST", " "),
+    "cert": ("SSL_CERT_FILE", " "),
 }
+#: pip takes them in this order, the last one counts.
+SECTIONS = ("global", "install", ":env:")
 
 
 def made(client: str) -> Path:
     """The client's environment, made or brought up to date with its lock: a second run changes nothing and is quick.
 
-    uv does that in seconds. It does not read pip's configuration files, so where it fails pip is asked.
+    By uv, which does that in seconds; where it cannot, by pip.
     """
     folder, lock = VENVS / client, SUITES / client / "requirements.lock"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -35,8 +41,8 @@ def made(client: str) -> Path:
     try:
         _run(uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, folder)
         _run(uv, "pip", "sync", "--quiet", "--python", python, lock)
-    except subprocess.CalledProcessError as error:
-        print(f"uv cannot make {folder}, pip has to: {error.stderr.decode()[-2000:]}")
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        print(f"uv cannot make {folder}, pip has to: {error}\n{(error.stderr or b'').decode()[-2000:]}")
         _run(sys.executable, "-m", "venv", folder)
         pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "--no-input"]
         _run(*pip, "install", "--quiet", "--no-deps", "--requirement", lock)
@@ -44,9 +50,26 @@ def made(client: str) -> Path:
 
 
 def _run(*command: str | Path) -> None:
-    environment = dict(os.environ)
-    for pip, uv in NAMES.items():
-        if pip in os.environ:
-            separator = "," if uv == "UV_FIND_LINKS" else " "
-            environment.setdefault(uv, separator.join(os.environ[pip].split()))
+    environment = pip_settings() | os.environ
     subprocess.run(command, cwd=SUITES, env=environment, check=True, capture_output=True, timeout=LIMIT_S)
+
+
+@cache
+def pip_settings() -> dict[str, str]:
+    """Those of pip's files and variables as variables of uv, which reads neither."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S).stdout
+    return translated(listed)
+
+
+def translated(listed: str) -> dict[str, str]:
+    """What `pip config list` prints, as variables of uv."""
+    options: dict[str, str] = {}
+    settings = dict(line.split("=", 1) for line in listed.splitlines() if "=" in line)
+    for section in SECTIONS:
+        for name, value in settings.items():
+            if name.startswith(f"{section}."):
+                options[name.removeprefix(f"{section}.")] = ast.literal_eval(value)
+    found = {uv: separator.join(options[name].split()) for name, (uv, separator) in OPTIONS.items() if name in options}
+    # pip looks through all of its indexes; uv would stop at the first that knows a package, whatever the version.
+    return {"UV_INDEX_STRATEGY": "unsafe-best-match", **found}
