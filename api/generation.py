@@ -23,6 +23,7 @@ from api.context import RequestContext
 from api.disconnect import ClientGone, unless_disconnected
 from api.ending import to_the_end
 from api.inline_media import Body
+from api.intake import Admission
 from api.middleware import body_limit
 from api.middleware.keep_alive import PING
 from api.services import Services
@@ -43,6 +44,21 @@ Frame = str | bytes
 Frames = AsyncGenerator[Frame, None]
 
 
+class Detached:
+    """A request that goes on without its client, and the answer that came before. `id` is what it is cancelled by."""
+
+    id: str
+    answer: bytes
+
+    async def run(self) -> None:
+        """To its end. One that is cancelled, or never begun, ends with the request's context."""
+        raise NotImplementedError
+
+    async def failed(self, failure: Failure) -> None:
+        """What `run` raised is this."""
+        raise NotImplementedError
+
+
 class Generation:
     """One request to an endpoint, and how that endpoint speaks: here, as OpenAI's chat and completions do.
 
@@ -58,8 +74,12 @@ class Generation:
     error_head: ClassVar[str] = 'data: {"error"'
 
     async def run(self, services: Services, body: dict[str, Any], request_id: str) -> Any:
-        """An async generator of frames, or what `whole` takes."""
+        """An async generator of frames, or what `whole` takes, or Detached."""
         raise NotImplementedError
+
+    async def admit(self, services: Services, body: Body, asked: RequestContext) -> Admission:
+        """Let the body's media in, before `run` sees it."""
+        return await services.intake.admit(body.fields, body.shape, asked.tenant)
 
     def whole(self, answer: Any) -> str | bytes:
         """The answer as JSON."""
@@ -75,6 +95,10 @@ class Generation:
     def failed(self, failure: Failure) -> str:
         """The end of a stream that began well."""
         return errors.frame(failure)
+
+
+#: A whole answer, or a stream's first frame and those to come, or an answer that comes before its work.
+Begun = Response | tuple[Frame, Frames] | Detached
 
 
 async def answer(request: Request, generation: Generation) -> Response:
@@ -110,6 +134,9 @@ async def answer(request: Request, generation: Generation) -> Response:
             if timings is not None:
                 found.headers[HEADER] = timings.text()
             return found
+        if isinstance(found, Detached):
+            await services.background.start(found.id, _detached(found, asked, ticket))
+            return Response(found.answer, media_type="application/json")
         ticket.first_frame()
         return Stream(_stream(*found, asked, ticket, generation), begun, asked, ticket, explained)
     except (ClientGone, ClientDisconnect):
@@ -151,13 +178,11 @@ class Stream(StreamingResponse):
             await to_the_end(_abandon(self._begun, self._asked))
 
 
-async def _begin(
-    services: Services, asked: RequestContext, body: Body, generation: Generation, scope: Scope
-) -> Response | tuple[Frame, Frames]:
-    """A whole response, or the first frame and those to come."""
+async def _begin(services: Services, asked: RequestContext, body: Body, generation: Generation, scope: Scope) -> Begun:
+    """How the answer begins."""
     try:
         async with asyncio.timeout(asked.deadline - time.time()):
-            admission = await services.intake.admit(body.fields, body.shape, asked.tenant)
+            admission = await generation.admit(services, body, asked)
     except TimeoutError:
         raise DeadlineExceeded("the request's deadline passed before its media had come") from None
     asked.on_close.append(admission.release)
@@ -180,10 +205,10 @@ async def _begin(
         raise _as_failure(asked, error) from error
 
 
-async def _answered(
-    services: Services, asked: RequestContext, body: dict[str, Any], generation: Generation
-) -> Response | tuple[Frame, Frames]:
+async def _answered(services: Services, asked: RequestContext, body: dict[str, Any], generation: Generation) -> Begun:
     found = await _within(asked.deadline, generation.run(services, body, asked.request_id))
+    if isinstance(found, Detached):
+        return found
     if not isinstance(found, AsyncGenerator):
         return Response(generation.whole(found), media_type="application/json")
     first = await anext(found)
@@ -210,15 +235,13 @@ async def _within(deadline: float, work: Coroutine[Any, Any, T]) -> T:
     return found
 
 
-async def _late(
-    begun: asyncio.Task[Response | tuple[Frame, Frames]], asked: RequestContext, ticket: Ticket, generation: Generation
-) -> Frames:
+async def _late(begun: asyncio.Task[Begun], asked: RequestContext, ticket: Ticket, generation: Generation) -> Frames:
     """A stream whose first frame took longer than its client's way here may be silent. Further comments are sent as in
     any silent stream (see KeepAlive)."""
     try:
         yield PING.decode()
         found = await begun
-        assert not isinstance(found, Response), "it was asked for a stream"
+        assert isinstance(found, tuple), "it was asked for a stream"
         ticket.first_frame()
         async with aclosing(_stream(*found, asked, ticket, generation)) as stream:
             async for frame in stream:
@@ -227,6 +250,20 @@ async def _late(
         failure = failure_of(_as_failure(asked, error))
         ticket.close(failure.code)
         yield generation.failed(failure)
+
+
+async def _detached(found: Detached, asked: RequestContext, ticket: Ticket) -> None:
+    outcome = "cancelled"
+    try:
+        await found.run()
+        outcome = "ok"
+    except Exception as error:
+        failure = failure_of(_as_failure(asked, error))
+        outcome = failure.code
+        await found.failed(failure)
+    finally:
+        ticket.close(outcome)
+        await to_the_end(asked.close())
 
 
 async def _abandon(begun: asyncio.Task[Any], asked: RequestContext) -> None:

@@ -115,10 +115,15 @@ class ResponsesParts:
         modality = self.kinds.get(part["type"])
         if modality is None:
             raise _unsupported(path, self.kinds)
-        url = part.get("image_url")
+        url, param, uuid = part.get("image_url"), f"{path}.image_url", _uuid(part, path)
+        if url is None and uuid is not None:
+            return Medium(None, modality, param, uuid)
         if not isinstance(url, str):
-            raise MediaRefused("input_image needs an image_url (files are not kept here)", param=f"{path}.image_url")
-        return Medium(url, modality, f"{path}.image_url")
+            raise MediaRefused(
+                "input_image needs an image_url, or null and the uuid of one sent before (files are not kept here)",
+                param=param,
+            )
+        return Medium(url, modality, param, uuid)
 
     def write(self, part: Part, url: str) -> None:
         part.clear()

@@ -80,6 +80,13 @@ GRAMMARS = Counter(
     registry=REGISTRY,
 )
 
+STORED = Counter(
+    "trivet_responses_stored",
+    "Responses that were to be stored: stored, too_large, or the code of the error that prevented it.",
+    ["outcome"],
+    registry=REGISTRY,
+)
+
 
 def render() -> bytes:
     if FOLDER not in os.environ:

@@ -20,6 +20,7 @@ from api.grammars import Grammars
 from api.intake import Intake
 from api.media_desk import MediaDesk
 from api.pipeline import Pipeline
+from api.stored import Background, ResponseStore
 from api.vllm_serving import Serving
 from app import keys
 from app.fleet import FleetView
@@ -75,6 +76,8 @@ class Services:
         self.media = MediaDesk(settings, self.id, self.cache, items, self.fleet) if settings.enable_multimodal else None
         self.intake = Intake(settings, self.media.sources if self.media else None)
         self.grammars = Grammars(settings)
+        self.store = ResponseStore(self.cache, self.id, settings.api) if settings.api.response_store_ttl_s else None
+        self.background = Background(self.cache)
         self.in_flight = 0
         self._strangers: set[str] = set()
         self._background: list[asyncio.Task[None]] = []
@@ -99,6 +102,8 @@ class Services:
         ]
         if self.media is not None:
             self._background.append(self._spawn(self.media.keep_offered()))
+        if self.store is not None:
+            self._background.append(self._spawn(self.background.listen()))
         await asyncio.wait_for(self.reader.subscribed.wait(), self.settings.redis.timeout_s)
         await self.fleet.refresh()
 
@@ -114,6 +119,7 @@ class Services:
             last.push_async_callback(self.grammars.close)
             last.push_async_callback(self._leave)
             last.push_async_callback(self.pipeline.settle, 2.0)
+            last.push_async_callback(self.background.stop)
 
     async def _leave(self) -> None:
         for task in self._background:

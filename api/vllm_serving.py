@@ -132,11 +132,18 @@ class Serving:
         return request
 
 
-def response_events() -> Any:
-    """What writes the events of one streamed response."""
+def response_events(told: Any = None, ended: Any = None) -> Any:
+    """What writes the events of one streamed response (see Events)."""
     from api.vllm_responses import Events
 
-    return Events()
+    return Events(told, ended)
+
+
+def response_states(events: Any) -> Any:
+    """An async generator of what a response is like, in place of its events."""
+    from api.vllm_responses import states
+
+    return states(events)
 
 
 def _sound(answer: Any) -> Any:

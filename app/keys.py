@@ -19,6 +19,7 @@
 | `trivet:url:<digest>` | string, JSON | `media_urls.memo_ttl_s` after its last use | what a media URL gave last |
 | `trivet:media:<model>:<identity>` | hash | as long as they may be read | API process -> where it has the bytes, JSON |
 | `trivet:uuid:<tenant>:<uuid>` | string, JSON | `media.uuid_ttl_s` after its last use | a client's name for a medium |
+| `trivet:response:<tenant>:<response>` | hash | `api.response_store_ttl_s` | a response and its input, JSON |
 | `trivet:replay:<api>` | stream, capped | 600 s after the last batch | the last token batches, to refill a gap |
 | `trivet:tokens:<api>` | channel | | token batches for one API process |
 | `trivet:cancel` | channel | | ids of requests to stop |
@@ -108,6 +109,10 @@ def media(model: str, identity: str) -> str:
 
 def uuid(tenant: str, uuid: str) -> str:
     return f"{PREFIX}uuid:{tenant}:{uuid}"
+
+
+def response(tenant: str, response_id: str) -> str:
+    return f"{PREFIX}response:{tenant}:{response_id}"
 
 
 def replay(api_id: str) -> str:

@@ -158,6 +158,11 @@ class ApiSettings(Section):
     """Web sites whose pages may use the API, comma-separated origins: `https://chat.example.com`; `*` is every one."""
     sse_keep_alive_s: float = Field(15.0, ge=0)
     """After so many seconds of silence in a stream, its start included, a comment (`: ping`) is sent; 0: never."""
+    response_store_ttl_s: int = Field(0, ge=0, le=10**9)
+    """How long Redis keeps a response (`/v1/responses`) after its end, unless its client says `"store": false`; 0 keeps
+    none. The same for all API processes."""
+    response_store_max_kb: int = Field(1024, ge=1)
+    """Largest response that is stored, with the whole conversation before it, in KB of JSON."""
 
     @field_validator("api_keys", "cors_origins", mode="before")
     @classmethod

@@ -1,18 +1,23 @@
-"""POST /v1/responses, and what asks for a stored response."""
+"""POST /v1/responses."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any, NoReturn
+from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from api import media_parts, openapi_bodies, response_history
+from api.context import RequestContext
 from api.generation import Frame, Generation, answer
+from api.inline_media import Body
+from api.intake import Admission
 from api.services import Services
-from api.vllm_serving import response_events
-from app.errors import Failure, InvalidRequest, ResponseNotFound
+from api.stored import items, run, turn
+from api.vllm_serving import response_events, response_states
+from app.errors import Failure, MediaUuidNotFound
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -27,8 +32,12 @@ BODY = {
     "reasoning": openapi_bodies.OBJECT,
     "metadata": {"type": "object", "additionalProperties": openapi_bodies.TEXT},
     "store": openapi_bodies.FLAG,
+    "background": openapi_bodies.FLAG,
+    "previous_response_id": openapi_bodies.TEXT,
     **openapi_bodies.SAMPLING,
 }
+#: What vLLM is not told: it would look for the response in its own memory, and run the other by itself.
+OURS = ("previous_response_id", "background", "store")
 
 
 class ResponseGeneration(Generation):
@@ -37,20 +46,50 @@ class ResponseGeneration(Generation):
     shape = media_parts.RESPONSES
 
     def __init__(self) -> None:
+        self._turn: turn.Turn | None = None
+        self._id = ""
         self._events = response_events()
 
+    async def admit(self, services: Services, body: Body, asked: RequestContext) -> Admission:
+        self._id = asked.request_id
+        self._turn = await turn.begin(services.store, asked.tenant, body.fields)
+        if self._turn is None:
+            return await super().admit(services, body, asked)
+        self._id = self._turn.named(asked.request_id)
+        self._events = response_events(self._turn.told, self._turn.ended)
+        self._turn.note(body.fields, self._id)
+        try:
+            return await services.intake.admit(body.fields, self._turn.shape(body.shape), asked.tenant)
+        except MediaUuidNotFound as error:
+            if error.param != turn.PREVIOUS:
+                raise
+            raise MediaUuidNotFound(
+                "an image of the conversation is no longer there, or came under another cache_salt: send the "
+                "conversation as input",
+                param=turn.PREVIOUS,
+            ) from error
+
     async def run(self, services: Services, body: dict[str, Any], request_id: str) -> Any:
-        if body.get("background"):
-            raise InvalidRequest("responses are not stored here, so none runs in the background", param="background")
-        if previous := body.get("previous_response_id"):
-            raise _unknown(str(previous), "previous_response_id")
-        found = await services.serving.responses(
-            services.serving.responses_request(response_history.readable(body), request_id)
-        )
-        return self._events.frames(found) if isinstance(found, AsyncGenerator) else found
+        body = {name: value for name, value in body.items() if name not in OURS}
+        request = services.serving.responses_request(response_history.readable(body), self._id)
+        this = self._turn
+        if this is None:
+            found = await services.serving.responses(request)
+            return self._events.frames(found) if isinstance(found, AsyncGenerator) else found
+        if this.previous or this.background:
+            # Once more, since errors were to name the client's own fields.
+            talk = {**body, "input": this.previous + items.of(body["input"])}
+            whole = response_history.readable({**talk, "stream": True} if this.background else talk)
+            request = services.serving.responses_request(whole, self._id)
+        found = await services.serving.responses(request)
+        if this.background:
+            return await run.queue(this, response_states(found))
+        if isinstance(found, AsyncGenerator):
+            return self._events.frames(found)
+        return await this.ended(orjson.loads(super().whole(found)))
 
     def whole(self, answer: Any) -> str | bytes:
-        return str(answer.model_dump_json(by_alias=True))
+        return orjson.dumps(answer) if isinstance(answer, dict) else str(answer.model_dump_json(by_alias=True))
 
     def error_in(self, frame: Frame) -> dict[str, Any] | None:
         return None  # vLLM raises here
@@ -61,40 +100,10 @@ class ResponseGeneration(Generation):
 
 @router.post("/v1/responses", openapi_extra=openapi_bodies.operation(BODY, "input", streams=True), response_model=None)
 async def create_response(request: Request) -> Response:
-    """OpenAI's responses, streamed or whole.
+    """OpenAI's responses, streamed or whole. Images come as `input_image` with a `data:` URL.
 
-    Nothing is stored: `store` may be true, as it is when clients say nothing, and changes nothing.
-    `previous_response_id` gets 404, `background` 400: send the conversation as `input`. Images come as `input_image`
-    with a `data:` URL.
+    Where `api.response_store_ttl_s` is set, they are stored unless `store` is false: `previous_response_id` goes on
+    with one, and `background` answers at once with one that is yet to be made. Otherwise `store` changes nothing,
+    `previous_response_id` gets 404, `background` 400: send the conversation as `input`.
     """
     return await answer(request, ResponseGeneration())
-
-
-@router.get("/v1/responses/{response_id}", openapi_extra={"responses": openapi_bodies.answers()}, response_model=None)
-async def get_response(response_id: str) -> Response:
-    """404: no response is stored."""
-    _refuse(response_id)
-
-
-@router.delete(
-    "/v1/responses/{response_id}", openapi_extra={"responses": openapi_bodies.answers()}, response_model=None
-)
-async def delete_response(response_id: str) -> Response:
-    """404: no response is stored."""
-    _refuse(response_id)
-
-
-@router.post(
-    "/v1/responses/{response_id}/cancel", openapi_extra={"responses": openapi_bodies.answers()}, response_model=None
-)
-async def cancel_response(response_id: str) -> Response:
-    """404: none runs in the background. A client cancels its response by closing the connection."""
-    _refuse(response_id)
-
-
-def _refuse(response_id: str) -> NoReturn:
-    raise _unknown(response_id, "response_id")
-
-
-def _unknown(response_id: str, param: str) -> ResponseNotFound:
-    return ResponseNotFound(f"there is no response {response_id[:100]!r}: this server stores none", param=param)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
@@ -14,13 +15,13 @@ from api import context, errors
 from api.context import RequestContext
 from api.intake import Intake
 from api.middleware import RequestId
-from api.routes import chat, completions, messages, models, responses, tokenize
+from api.routes import chat, completions, messages, models, responses, stored_responses, tokenize
 from app.errors import TrivetError
 from app.messages import Delta
 from tests import media_intake
 from tests.web import Web
 
-ROUTES = (chat, completions, messages, models, responses, tokenize)
+ROUTES = (chat, completions, messages, models, responses, stored_responses, tokenize)
 
 
 class Pipeline:
@@ -30,11 +31,15 @@ class Pipeline:
         self.jobs: list[Any] = []
         self.deltas: list[list[Delta]] = []
         self.error: TrivetError | None = None
+        #: What comes after the first step waits for it, where it is given.
+        self.gate: asyncio.Event | None = None
 
     async def stream(self, job: Any) -> AsyncGenerator[list[Delta], None]:
         self.jobs.append(job)
         for deltas in self.deltas:
             yield deltas
+            if self.gate is not None:
+                await self.gate.wait()
         if self.error is not None:
             raise self.error
 
@@ -115,7 +120,9 @@ class Surface:
         self.tokenizer = serving.client.renderer.tokenizer
         self.app = FastAPI()
         intake = Intake(settings, media_intake.sources(settings, holder, Web()))
-        self.services = SimpleNamespace(settings=settings, in_flight=0, intake=intake, serving=serving)
+        self.services = SimpleNamespace(
+            settings=settings, in_flight=0, intake=intake, serving=serving, store=None, background=None
+        )
         self.app.state.services = self.services
         self.app.add_middleware(RequestId)
         errors.install(self.app)

@@ -57,9 +57,20 @@ def test_images_of_a_response() -> None:
     ]
 
 
+def test_an_image_of_a_response_by_its_name() -> None:
+    for image_url in ({}, {"image_url": None}):
+        part = {"type": "input_image", "uuid": "mine", **image_url}
+        ((path, one),) = media_parts.RESPONSES.parts({"input": [user(part)]})
+        found = media_parts.RESPONSES.read(path, one)
+        assert (found.url, found.uuid, found.param) == (None, "mine", "input[0].content[0].image_url")
+    named = media_parts.RESPONSES.read("p", {"type": "input_image", "image_url": URL, "uuid": "mine"})
+    assert (named.url, named.uuid) == (URL, "mine")
+
+
 @pytest.mark.parametrize(
     ("item", "param"),
     [
+        (user({"type": "input_image", "uuid": "two words"}), "input[0].content[0].uuid"),
         (user({"type": "input_image", "file_id": "file_1"}), "input[0].content[0].image_url"),
         (user({"type": "input_image", "image_url": {"url": URL}}), "input[0].content[0].image_url"),
         (user({"type": "input_file", "file_data": "x"}), "input[0].content[0]"),
