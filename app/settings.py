@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, TomlConfigSettin
 from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from app.roles import ALL, Role
+from app.settings_adapters import AdapterSettings
 from app.settings_sections import (
     ApiSettings,
     EngineSettings,
@@ -76,6 +77,7 @@ class Settings(BaseSettings):
     tensors: TensorSettings = TensorSettings()
     items: ItemSettings = ItemSettings()
     routing: RoutingSettings = RoutingSettings()
+    adapters: AdapterSettings = AdapterSettings()
     stream: StreamSettings = StreamSettings()
     flower: FlowerSettings = FlowerSettings()
 
