@@ -37,9 +37,9 @@ class AdapterCacheFull(TrivetError):
 class Adapter:
     """A verified LoRA adapter in a local folder that does not change any more.
 
-    `version` names the content: equal files have equal versions, wherever they came from. `path` is the absolute path of
-    the folder, `rank` the largest of its modules' ranks, and `size` its bytes. `modules` are the full names, as in the
-    checkpoint, of the modules that it adapts.
+    `version` names the content: equal files have equal versions, wherever they came from. `path` is the folder's
+    absolute path, `rank` the largest of its modules' ranks, and `size` its bytes. `modules` are their full names, in
+    the checkpoint.
     """
 
     name: str
