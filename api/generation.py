@@ -155,6 +155,7 @@ async def _begin(
     services: Services, asked: RequestContext, body: Body, generation: Generation, scope: Scope
 ) -> Response | tuple[Frame, Frames]:
     """A whole response, or the first frame and those to come."""
+    await services.adapters.enter(asked, body.fields.get("model"))
     try:
         async with asyncio.timeout(asked.deadline - time.time()):
             admission = await services.intake.admit(body.fields, body.shape, asked.tenant)

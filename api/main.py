@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from api import errors, malloc, middleware, openapi_security, processes
-from api.routes import chat, completions, health, messages, metrics, models, responses, routing, tokenize
+from api.routes import chat, completions, health, loras, messages, metrics, models, responses, routing, tokenize
 from app import api_keys, logs, settings
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def create() -> FastAPI:
     if middleware.install(made, chosen.api):
         openapi_security.describe(made, chosen.api.open_metrics)
     errors.install(made)
-    for part in (chat, completions, responses, messages, models, tokenize, health, metrics):
+    for part in (chat, completions, responses, messages, models, loras, tokenize, health, metrics):
         made.include_router(part.router)
     if chosen.api.explain_routing:
         made.include_router(routing.router)

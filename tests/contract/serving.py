@@ -39,6 +39,16 @@ class Pipeline:
             raise self.error
 
 
+class NoAdapters:
+    """None is published: vLLM's serving code and ours say what becomes of other names."""
+
+    async def enter(self, _asked: Any, _model: Any) -> None:
+        pass
+
+    async def published(self) -> list[Any]:
+        return []
+
+
 async def untried(spec: dict[str, Any]) -> dict[str, Any]:
     """Takes every grammar for good; the real one needs a process of its own."""
     return {"_backend": "xgrammar", "_backend_was_auto": True, "choice_as_grammar": spec["choice"] is not None}
@@ -115,7 +125,9 @@ class Surface:
         self.tokenizer = serving.client.renderer.tokenizer
         self.app = FastAPI()
         intake = Intake(settings, media_intake.sources(settings, holder, Web()))
-        self.services = SimpleNamespace(settings=settings, in_flight=0, intake=intake, serving=serving)
+        self.services = SimpleNamespace(
+            settings=settings, in_flight=0, intake=intake, serving=serving, adapters=NoAdapters()
+        )
         self.app.state.services = self.services
         self.app.add_middleware(RequestId)
         errors.install(self.app)
