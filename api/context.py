@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from api import metrics
 from app.errors import Failure
@@ -18,10 +18,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class NamedAdapter(NamedTuple):
+    """An adapter by the name that a request called it, and by its id (`app.adapter_registry`)."""
+
+    name: str
+    id: str
+
+
 @dataclass
 class RequestContext:
     """`deadline` is in unix seconds, `tenant` tells whose key came with the request. `failure` is what ended it, for
-    the route to put into words.
+    the route to put into words. `adapter` is the one that it names as its model.
 
     `media_tokens` is filled with the first output: how many tokens a medium takes, only the worker knows. `session` and
     `priority` are for the router, which answers with `decisions`, one for each choice and migration. `timings` are
@@ -33,6 +40,7 @@ class RequestContext:
     tenant: str = ""
     session: str = ""
     priority: int = 0
+    adapter: NamedAdapter | None = None
     failure: Failure | None = None
     timings: Timings | None = None
     media_tokens: dict[str, int] = field(default_factory=dict)
@@ -62,3 +70,9 @@ def enter(context: RequestContext) -> None:
 
 def current() -> RequestContext:
     return _current.get()
+
+
+def adapter() -> NamedAdapter | None:
+    """The current request's."""
+    found = _current.get(None)
+    return None if found is None else found.adapter

@@ -180,6 +180,7 @@ class Stream(StreamingResponse):
 
 async def _begin(services: Services, asked: RequestContext, body: Body, generation: Generation, scope: Scope) -> Begun:
     """How the answer begins."""
+    await services.adapters.enter(asked, body.fields.get("model"))
     try:
         async with asyncio.timeout(asked.deadline - time.time()):
             admission = await generation.admit(services, body, asked)

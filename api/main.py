@@ -13,6 +13,7 @@ from api.routes import (
     chat,
     completions,
     health,
+    loras,
     messages,
     metrics,
     models,
@@ -57,7 +58,7 @@ def create() -> FastAPI:
     if middleware.install(made, chosen.api):
         openapi_security.describe(made, chosen.api.open_metrics)
     errors.install(made)
-    for part in (chat, completions, responses, stored_responses, messages, models, tokenize, health, metrics):
+    for part in (chat, completions, responses, stored_responses, messages, models, loras, tokenize, health, metrics):
         made.include_router(part.router)
     if chosen.api.explain_routing:
         made.include_router(routing.router)

@@ -1,4 +1,4 @@
-"""A request whose worker died is placed anew, as long as nothing of its answer has been sent."""
+"""A request whose worker died, or let its adapter go, is placed anew while nothing of its answer has been sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from app.errors import RemoteFailure, WorkerLost
+from app.errors import AdapterMissing, RemoteFailure, WorkerLost
 from app.messages import Delta
 
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Deltas = AsyncGenerator[list[Delta], None]
+
+#: What another worker may make good: this one died, or does not hold the request's adapter any more.
+ELSEWHERE = frozenset({WorkerLost.code, AdapterMissing.code})
 
 
 async def migrating(run: Callable[[Job], Deltas], job: Job, limit: int) -> Deltas:
@@ -33,7 +36,7 @@ async def migrating(run: Callable[[Job], Deltas], job: Job, limit: int) -> Delta
                     yield deltas
                 return
         except RemoteFailure as error:
-            if answered or not left or error.code != WorkerLost.code:
+            if answered or not left or error.code not in ELSEWHERE:
                 raise
             log.warning("request %s is placed anew: %s", job.request_id, error.message)
         job = replace(job, request_id=f"{job.request_id}~")

@@ -73,6 +73,11 @@ def operation(
     return {"requestBody": body, "responses": answers(streams=streams, anthropic=anthropic)}
 
 
+def errors() -> dict[int | str, Any]:
+    """FastAPI's `responses` of a route that declares its body itself."""
+    return {status: one for status, one in answers().items() if status != "200"}
+
+
 def answers(*, streams: bool = False, anthropic: bool = False) -> dict[str, Any]:
     """What may come back: an object, or events; and errors, all of one shape."""
     whole = {"application/json": {"schema": OBJECT}}

@@ -11,7 +11,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from api.migration import migrating
+from api.migration import ELSEWHERE, migrating
 from app import cancellation, keys
 from app.celery import DECODE_TASK, ENCODE_TASK, PREFILL_TASK
 from app.errors import (
@@ -43,8 +43,8 @@ CLEAN_UP_FOR_S = 30.0
 class Job:
     """A request to run. `params` is vLLM's SamplingParams as builtins; `deadline` is in unix seconds.
 
-    `session` names the talk that the request belongs to, `tenant` whose it is. `on_decision` hears where it goes.
-    `lost` are workers that failed it, which the pipeline fills.
+    `session` names the talk that the request belongs to, `tenant` whose it is, and `adapter` is the id of the one to
+    run with. `on_decision` hears where it goes. `lost` are workers that failed it, which the pipeline fills.
     `on_plan` is told who runs it, once more when the decode worker is known, and asks the stages for timings.
     """
 
@@ -55,6 +55,7 @@ class Job:
     priority: int = 0
     session: str = ""
     tenant: str = ""
+    adapter: str = ""
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
     lost: set[Assignment] = field(default_factory=set)
@@ -124,7 +125,7 @@ class Pipeline:
                 if deltas:
                     yield deltas
                 if failure is not None:
-                    if failure.code == WorkerLost.code:
+                    if failure.code in ELSEWHERE:
                         job.lost.update(stream.workers)
                     raise RemoteFailure(failure)
         finally:
@@ -134,10 +135,10 @@ class Pipeline:
 
     async def explain(self, job: Job) -> Explanation:
         """Where the job would go now, and why."""
-        return await self._router.explain(self._fleet.now, await self._ask(job))
+        return await self._router.explain(await self._left(job), await self._ask(job))
 
     async def _decide(self, job: Job) -> Decision:
-        planning = asyncio.create_task(self._router.plan(self._left(job), await self._ask(job)))
+        planning = asyncio.create_task(self._router.plan(await self._left(job), await self._ask(job)))
 
         def give_back(done: asyncio.Task[Decision]) -> None:
             if not done.cancelled() and done.exception() is None:
@@ -154,15 +155,18 @@ class Pipeline:
             job.on_decision(decision)
         return decision
 
-    def _left(self, job: Job) -> Fleet:
-        """The workers that have not failed the job: they may still be registered. All, if it cannot do without."""
-        fleet = self._fleet.now.without(job.lost)
-        return self._fleet.now if fleet.missing(bool(job.prompt.media)) else fleet
+    async def _left(self, job: Job) -> Fleet:
+        """The workers that hold the job's adapter and have not failed it: they may still be registered. Those that
+        have, too, if it cannot do without. Raises AdapterMissing."""
+        media = bool(job.prompt.media)
+        fleet = await self._fleet.holding(job.adapter, lambda fleet: not fleet.missing(media))
+        left = fleet.without(job.lost)
+        return fleet if left.missing(media) else left
 
     async def _view(self, job: Job) -> View:
         """Trouble with the view of a prompt is none of the prompt's: then it goes by load."""
         try:
-            return await self._views.of(job.prompt, self._fleet.now)
+            return await self._views.of(job.prompt, self._fleet.now, job.adapter)
         except TrivetError:
             raise
         except Exception:
@@ -261,6 +265,7 @@ class Pipeline:
             "priority": job.priority,
             "session": job.session,
             "tenant": job.tenant,
+            "adapter": job.adapter,
             "avoid": list(job.lost),
             "reasoning_ended": job.reasoning_ended,
             "reasoning_parser_kwargs": job.reasoning_parser_kwargs,

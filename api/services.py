@@ -16,6 +16,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from api import metrics
+from api.adapters import Adapters
 from api.grammars import Grammars
 from api.intake import Intake
 from api.media_desk import MediaDesk
@@ -23,6 +24,7 @@ from api.pipeline import Pipeline
 from api.stored import Background, ResponseStore
 from api.vllm_serving import Serving
 from app import keys
+from app.adapter_registry import AdapterRegistry
 from app.fleet import FleetView
 from app.items.index import ItemIndex
 from app.media import fingerprint
@@ -73,6 +75,7 @@ class Services:
             self.cache,
             settings.api.migration_limit,
         )
+        self.adapters = Adapters(AdapterRegistry(self.cache, settings.served_name), self.fleet, settings)
         self.media = MediaDesk(settings, self.id, self.cache, items, self.fleet) if settings.enable_multimodal else None
         self.intake = Intake(settings, self.media.sources if self.media else None)
         self.grammars = Grammars(settings)

@@ -80,6 +80,7 @@ class PipelineClient(EngineClient):
             priority=priority or context.priority,
             session=context.session,
             tenant=context.tenant,
+            adapter=context.adapter.id if context.adapter is not None else "",
             reasoning_ended=reasoning_ended,
             reasoning_parser_kwargs=reasoning_parser_kwargs,
             on_decision=context.decided,

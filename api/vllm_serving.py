@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from api import choices, service_tier, vllm_parsers
+from api import choices, context, service_tier, vllm_parsers
 from api.grammars import Known
 from api.pipeline import Pipeline
 from app import torchvision_ops, vllm_args, vllm_reasoning
+from app.adapter_registry import Published
 from app.errors import Failure, InvalidRequest, ModelNotFound
 from app.messages import Prompt
 from app.settings import Settings
@@ -23,11 +24,10 @@ class Serving:
 
     def __init__(self, settings: Settings, pipeline: Pipeline, grammars: Known) -> None:
         config = config_of(settings)
-        from vllm.entrypoints.openai.models.protocol import BaseModelPath
-        from vllm.entrypoints.openai.models.serving import OpenAIServingModels
         from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
         from vllm.renderers.online_renderer import OnlineRenderer
 
+        from api.vllm_adapters import Models
         from api.vllm_chat import Chat, Messages
         from api.vllm_client import PipelineClient
         from api.vllm_completion import Completion
@@ -35,7 +35,7 @@ class Serving:
 
         self._name = settings.served_name
         self.client = PipelineClient(config, pipeline, grammars)
-        self.models = OpenAIServingModels(self.client, [BaseModelPath(name=self._name, model_path=settings.model)])
+        self.models = Models(self.client, self._name, settings.model)
         template: dict[str, Any] = {"chat_template": None, "chat_template_content_format": "auto"}
         parsers = vllm_parsers.chosen(settings.api, config, self.client.renderer.tokenizer)
         renderer = OnlineRenderer(config.model_config, self.client.renderer, request_logger=None, **template, **parsers)
@@ -113,8 +113,9 @@ class Serving:
 
         return _sound(await self._tokenization.create_detokenize(self._request(DetokenizeRequest, body), None))
 
-    async def list_models(self) -> Any:
-        return await self.models.show_available_models()
+    async def list_models(self, adapters: list[Published]) -> Any:
+        """A ModelList."""
+        return await self.models.listing(adapters)
 
     def shutdown(self) -> None:
         self.client.shutdown()
@@ -127,7 +128,8 @@ class Serving:
         except VLLMValidationError as error:
             # Its text would repeat the value.
             raise InvalidRequest(str(error.args[0])[:500], param=error.parameter) from error
-        if request.model and request.model != self._name:
+        adapter = context.adapter()
+        if request.model and request.model not in (self._name, adapter and adapter.name):
             raise ModelNotFound(f"the model does not exist; this server has: {self._name}", param="model")
         return request
 

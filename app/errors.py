@@ -105,6 +105,43 @@ class ModelNotFound(TrivetError):
     code = "model_not_found"
 
 
+class AdminKeyNeeded(TrivetError):
+    """What only an administrator may do was asked for without the key for it."""
+
+    status = 403
+    code = "admin_key_needed"
+
+
+class AdapterConflict(TrivetError):
+    """An adapter of this name is being loaded from another source."""
+
+    status = 409
+    code = "adapter_conflict"
+
+
+class AdapterLoadFailed(TrivetError):
+    """A worker could not load an adapter that is nothing the matter with, or not in time."""
+
+    status = 502
+    code = "adapter_load_failed"
+
+
+class AdapterLoading(TrivetError):
+    """The adapter that a request names is not on all workers yet."""
+
+    status = 503
+    code = "adapter_loading"
+    retry_after_s = 2
+
+
+class AdapterMissing(TrivetError):
+    """No worker that could run a stage of the request holds the adapter that it names."""
+
+    status = 503
+    code = "adapter_missing"
+    retry_after_s = 1
+
+
 class ResponseNotFound(TrivetError):
     """A stored response was asked for, and there is none."""
 

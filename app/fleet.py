@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from redis.exceptions import RedisError
 
+from app.errors import AdapterMissing, BrokerUnavailable
 from app.messages import Assignment
 from app.registry import Fleet, Registry
 
@@ -69,6 +70,25 @@ class FleetView:
                 self._unknown.clear()
             self._unknown.add(worker)
         return False
+
+    async def holding(self, adapter: str, suffices: Callable[[Fleet], bool]) -> Fleet:
+        """The workers that hold an adapter (an id; "" is the model itself). One that was published a moment ago may be
+        new to this view, so it is renewed unless they suffice. Raises BrokerUnavailable, and AdapterMissing where all
+        workers would suffice and these do not."""
+        if not adapter or suffices(self.now.holding(adapter)):
+            return self.now.holding(adapter)
+        await self.renew()
+        found = self.now.holding(adapter)
+        if suffices(self.now) and not suffices(found):
+            raise AdapterMissing("no worker that is needed for the request holds its adapter any more")
+        return found
+
+    async def renew(self) -> None:
+        """Look now. Raises BrokerUnavailable."""
+        try:
+            await self._look()
+        except (RedisError, OSError) as error:
+            raise BrokerUnavailable(f"the registry did not answer ({type(error).__name__})") from error
 
     async def _look(self) -> None:
         """A refresh that begins from now on. All who ask for one during another one share the next."""

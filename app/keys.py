@@ -20,16 +20,21 @@
 | `trivet:media:<model>:<identity>` | hash | as long as they may be read | API process -> where it has the bytes, JSON |
 | `trivet:uuid:<tenant>:<uuid>` | string, JSON | `media.uuid_ttl_s` after its last use | a client's name for a medium |
 | `trivet:response:<tenant>:<response>` | hash | `api.response_store_ttl_s` | a response and its input, JSON |
+| `trivet:lora:<model>` | hash | none; until the adapter is unloaded | name of an adapter -> what it stands for, JSON |
+| `trivet:lora-loads:<model>` | hash | 600 s after each one's end | name of an adapter -> its last load, JSON |
+| `trivet:lora-users:<model>:<adapter>` | sorted set | the last deadline in it | requests that use an adapter |
 | `trivet:replay:<api>` | stream, capped | 600 s after the last batch | the last token batches, to refill a gap |
 | `trivet:tokens:<api>` | channel | | token batches for one API process |
 | `trivet:cancel` | channel | | ids of requests to stop |
 | `trivet:items` | channel | | items that were encoded, or could not be, JSON |
+| `trivet:loras` | channel | | names of models whose adapters changed |
 | `encode`, `prefill`, `decode` | list | until taken | Celery queue that any worker of the role takes from |
 | `encode.<worker>`, ... | list | the same | Celery queue of one worker |
 
 Celery adds keys of its own that begin with `_kombu.`. Nothing here is pickled: strings are JSON or text. `<model>` is
-the fingerprint of a model and its processor settings, `<identity>` names an item by its content. `<rank>` is 0 but in
-engines with data parallelism; how blocks are named is in app/routing/blocks.py.
+the fingerprint of a model and its processor settings, and of adapters' keys the name that it is served by; `<identity>`
+names an item by its content, and `<adapter>` is an adapter's name and version. `<rank>` is 0 but in engines with data
+parallelism; how blocks are named is in app/routing/blocks.py.
 """
 
 from __future__ import annotations
@@ -41,6 +46,7 @@ PREFIX = "trivet:"
 WORKERS = f"{PREFIX}workers"
 CANCEL_CHANNEL = f"{PREFIX}cancel"
 ITEMS_CHANNEL = f"{PREFIX}items"
+LORAS_CHANNEL = f"{PREFIX}loras"
 OWNERS = f"{PREFIX}owners"
 TURNS = f"{PREFIX}turns"
 
@@ -113,6 +119,18 @@ def uuid(tenant: str, uuid: str) -> str:
 
 def response(tenant: str, response_id: str) -> str:
     return f"{PREFIX}response:{tenant}:{response_id}"
+
+
+def lora(model: str) -> str:
+    return f"{PREFIX}lora:{model}"
+
+
+def lora_loads(model: str) -> str:
+    return f"{PREFIX}lora-loads:{model}"
+
+
+def lora_users(model: str, adapter: str) -> str:
+    return f"{PREFIX}lora-users:{model}:{adapter}"
 
 
 def replay(api_id: str) -> str:

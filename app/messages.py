@@ -183,9 +183,9 @@ class StageTask(Task):
     """What prefill and decode know of a request. `params` is vLLM's SamplingParams as builtins.
 
     `session` and `tenant` are for whoever chooses the next worker, which is none of `avoid`: they failed the request
-    before. With `timings`, the stages measure: `measured` has
-    milliseconds, each by one host's clock, of what came before (`queue`, `encode`, `prefill`, `transfer`, `decode`),
-    and in `encoded_items` how many items were encoded with the prompt.
+    before. `adapter` is the id of the one to run with, and "" the model itself. With `timings`, the stages measure:
+    `measured` has milliseconds, each by one host's clock, of what came before (`queue`, `encode`, `prefill`,
+    `transfer`, `decode`), and in `encoded_items` how many items were encoded with the prompt.
     """
 
     plan: Plan
@@ -193,6 +193,7 @@ class StageTask(Task):
     priority: int = 0
     session: str = ""
     tenant: str = ""
+    adapter: str = ""
     avoid: list[Assignment] = []
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None

@@ -17,7 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class EngineState(BaseModel):
-    """What the engine said of itself. Sizes are in tokens and those of one rank, `kv_usage` is 0 to 1."""
+    """What the engine said of itself. Sizes are in tokens and those of one rank, `kv_usage` is 0 to 1.
+
+    `max_loras` adapters run at once and `max_cpu_loras` can be held; 0 without `--enable-lora`.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -26,6 +29,8 @@ class EngineState(BaseModel):
     block_size: int
     kv_tokens: int
     data_parallel_size: int = 1
+    max_loras: int = 0
+    max_cpu_loras: int = 0
     kv_usage: float = 0.0
     running: int = 0
     waiting: int = 0
@@ -36,7 +41,8 @@ class WorkerRecord(BaseModel):
 
     `fingerprint` names the model and its processor settings: workers share items only with their equals.
     `spliceable` says that prompts of this model can be put together from item records, and `placeholders` what then
-    stands for an item of each modality in a prompt that is not expanded, in token ids.
+    stands for an item of each modality in a prompt that is not expanded, in token ids. `adapters` are the ids of those
+    that it holds, and `adapters_failed` says why it does not hold others that it should.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -53,6 +59,8 @@ class WorkerRecord(BaseModel):
     fingerprint: str = ""
     spliceable: bool = False
     placeholders: dict[Modality, list[int]] = {}
+    adapters: list[str] = []
+    adapters_failed: dict[str, str] = {}
     engine: EngineState
     started: float
     in_flight: int = 0
@@ -65,6 +73,11 @@ class WorkerRecord(BaseModel):
     @property
     def assignment(self) -> Assignment:
         return Assignment(worker=self.id, incarnation=self.incarnation)
+
+    @property
+    def runs_language_model(self) -> bool:
+        """Whether adapters matter to it. One that only encodes computes the same for all of them."""
+        return bool(self.roles & {Role.PREFILL, Role.DECODE})
 
     @property
     def prefills_and_decodes(self) -> bool:
@@ -131,6 +144,12 @@ class Fleet:
 
     def without(self, lost: Collection[Assignment]) -> Fleet:
         return Fleet(tuple(w for w in self.workers if w.assignment not in lost)) if lost else self
+
+    def holding(self, adapter: str) -> Fleet:
+        """Without those that could run a stage of a request for this adapter (an id, or "") and do not hold it."""
+        if not adapter:
+            return self
+        return Fleet(tuple(w for w in self.workers if adapter in w.adapters or not w.runs_language_model))
 
     def find(self, worker_id: str, incarnation: str) -> WorkerRecord | None:
         return next((w for w in self.workers if w.id == worker_id and w.incarnation == incarnation), None)

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, TomlConfigSettin
 from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from app.roles import ALL, Role
+from app.settings_adapters import AdapterSettings
 from app.settings_sections import (
     ApiSettings,
     EngineSettings,
@@ -39,7 +40,7 @@ CONFIG_VARIABLE = "TRIVET_CONFIG"
 DEFAULT_CONFIG = "trivet.toml"
 
 #: Settings whose values nobody but the API gets to see.
-SECRETS = ("api.api_keys",)
+SECRETS = ("api.api_keys", "api.admin_key")
 
 
 class SettingsError(ValueError):
@@ -76,6 +77,7 @@ class Settings(BaseSettings):
     tensors: TensorSettings = TensorSettings()
     items: ItemSettings = ItemSettings()
     routing: RoutingSettings = RoutingSettings()
+    adapters: AdapterSettings = AdapterSettings()
     stream: StreamSettings = StreamSettings()
     flower: FlowerSettings = FlowerSettings()
 
@@ -152,7 +154,9 @@ def environment(settings: Settings, *, everything: bool = False) -> dict[str, st
 
 def secrets(settings: Settings) -> dict[str, str]:
     """The variables that `environment` leaves out: for the API's process alone."""
-    values = (",".join(one.get_secret_value() for one in settings.api.api_keys),)
+    admin = settings.api.admin_key
+    keys = ",".join(one.get_secret_value() for one in settings.api.api_keys)
+    values = (keys, admin.get_secret_value() if admin is not None else "")
     return {variable(path): value for path, value in zip(SECRETS, values, strict=True) if value}
 
 

@@ -150,6 +150,9 @@ class ApiSettings(Section):
     """Keys that open the API, comma-separated. With none here and none in `api_keys_file` it is open to everybody."""
     api_keys_file: str | None = None
     """File with further keys, one a line; `#` begins a comment. Read at the start."""
+    admin_key: SecretStr | None = None
+    """Key for what changes the cluster for everybody, such as loading adapters; it opens the rest of the API, too.
+    Where no keys at all are set, programs on the API's own host need none."""
     open_metrics: bool = False
     """Answer `/metrics` without a key, too."""
     explain_routing: bool = False
@@ -174,6 +177,13 @@ class ApiSettings(Section):
     def _usable(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         for one in value:
             _check_key(one)
+        return value
+
+    @field_validator("admin_key")
+    @classmethod
+    def _usable_admin_key(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            _check_key(value)
         return value
 
     @field_validator("cors_origins")

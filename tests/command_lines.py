@@ -75,7 +75,10 @@ def _trivet(arguments: list[str]) -> Any:
     from app.cli.main import app
 
     group: Any = typer.main.get_command(app)
-    context = group.commands[arguments[0]].make_context(arguments[0], arguments[1:])
+    command, rest = group.commands[arguments[0]], arguments[1:]
+    if hasattr(command, "commands"):  # a group of its own: typer's, which is no click.Group
+        command, rest = command.commands[rest[0]], rest[1:]
+    context = command.make_context(command.name, rest)
     # What `trivet` does not know itself is vLLM's, if it looks like a flag.
     engine_flags.split(context.args)
     return context

@@ -14,6 +14,7 @@ from app.settings import Settings
 from workers import engine_args, prompt_logprobs
 from workers.kv_events import sources
 from workers.kv_events.subscription import Source
+from workers.loras import EngineLoras
 from workers.vllm_errors import clean
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Engine:
             engine_args.build(settings, embeddings, sockets), stat_loggers=[self.load.logger]
         )
         self._config = self._llm.vllm_config
+        self.loras = EngineLoras(self._llm)
         self._max_prompt_logprobs = settings.stream.max_prompt_logprobs
         self.renderer = Renderer(self._llm.renderer, self._config)
         self.reporting: Callable[[], bool] = lambda: False
@@ -102,12 +104,15 @@ class Engine:
     def state(self) -> EngineState:
         import vllm
 
+        loras = self.loras.limits
         return EngineState(
             vllm=vllm.__version__,
             max_model_len=self.max_model_len,
             block_size=self.event_block_size,
             kv_tokens=self.kv_tokens,
             data_parallel_size=self.data_parallel_size,
+            max_loras=loras.running if loras else 0,
+            max_cpu_loras=loras.held if loras else 0,
             kv_usage=self.load.kv_usage,
             running=self.load.running,
             waiting=self.load.waiting,
@@ -179,6 +184,7 @@ class Engine:
             engine_input,
             params,
             name,
+            lora_request=self.loras.request(task.adapter),
             priority=task.priority,
             data_parallel_rank=rank if self.data_parallel_size > 1 else None,
             reasoning_ended=task.reasoning_ended,

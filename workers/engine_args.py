@@ -13,7 +13,7 @@ import psutil
 
 from app import ports, torchvision_ops, vllm_args, vllm_reasoning
 from app.roles import KVRole, Role, kv_role
-from app.settings import Settings
+from app.settings import Settings, SettingsError
 from app.settings_sections import MediaSettings
 from app.tensors import nixl_progress
 from workers.kv_events import sources
@@ -86,6 +86,13 @@ def build(settings: Settings, embeddings: Path | None, sockets: Path | None = No
     if current_platform.is_cpu():
         prepare_cpu(settings)
     args = vllm_args.parse(settings.model, flags(settings))
+    if args.enable_tower_connector_lora:
+        raise SettingsError(
+            "engine.args: --enable-tower-connector-lora is not supported: embeddings are shared by the model and all "
+            "of its adapters, so that adapters can only change the language model"
+        )
+    if settings.roles == {Role.ENCODE}:
+        args.enable_lora = False  # no language model is loaded here
     if Role.DECODE in settings.roles:
         # A grammar must not begin before the reasoning has ended, and only the parser knows when.
         args.reasoning_parser = vllm_reasoning.of(settings.api.reasoning_parser, args)

@@ -9,14 +9,16 @@ import socket
 import time
 import uuid
 from collections.abc import Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
 from app import cancellation
+from app.adapter_registry import AdapterRegistry
 from app.fleet import FleetView
-from app.messages import Assignment, Task
+from app.messages import Assignment, StageTask, Task
 from app.redis import connect, redacted, refuse_unsafe_broker, wait_until_up
 from app.registry import Registry, WorkerRecord
 from app.roles import Role
@@ -25,6 +27,7 @@ from app.sender import TaskSender
 from app.settings import Settings
 from app.streaming import TokenWriter
 from workers import metrics
+from workers.adapters import Adapters
 from workers.engine import Engine
 from workers.items.ready import Prompts, TextPrompts
 from workers.jobs import Jobs
@@ -58,6 +61,8 @@ class Host:
     prompts: Prompts
     items: ItemService | None = None
     kv_events: KVEvents | None = None
+    adapters: Adapters | None = None
+    """None where no language model runs."""
     _memory: EmbeddingMemory | None = None
 
     def __init__(self, settings: Settings, worker_id: str, concurrency: int) -> None:
@@ -79,6 +84,7 @@ class Host:
         )
         self.failed = asyncio.Event()
         self.draining = False
+        self._announcing = asyncio.Lock()
         self._started = time.time()
         self._background: list[asyncio.Task[None]] = []
         self._metrics_url = ""
@@ -108,7 +114,7 @@ class Host:
         work = await self._load()
         self._metrics_url = metrics.serve(self.settings.worker.metrics_host)
         check_blocks(self.record(), await self.registry.workers())
-        await self.registry.announce(self.record())
+        work += await self._register()
         work += [
             self._heartbeat(),
             cancellation.listen(self.cache, self.jobs.cancel, self.jobs.ids),
@@ -123,6 +129,26 @@ class Host:
             self.engine.kv_tokens,
             redacted(self.settings.redis.cache),
         )
+
+    async def _register(self) -> list[Coroutine[Any, Any, None]]:
+        """With every adapter of the cluster, where adapters matter; answers what has to run from now on."""
+        if not {Role.PREFILL, Role.DECODE} & self.settings.roles:
+            await self.announce()
+            return []
+        registry = AdapterRegistry(self.cache, self.settings.served_name)
+        self.adapters = Adapters(self.me, self.engine.loras, registry, self.settings)
+        lease_s = self.settings.worker.lease_s
+        await self.adapters.join(lambda given_up: registry.join(self.record(), lease_s, given_up))
+        return [self.adapters.run(self.cache, self.announce)]
+
+    async def announce(self) -> None:
+        """Renew the registration. One at a time: an older record must not overwrite a newer one."""
+        async with self._announcing:
+            await self.registry.announce(self.record())
+
+    def using(self, task: StageTask) -> AbstractContextManager[None]:
+        """The task's adapter stays until the block ends. Raises AdapterMissing if it is not here."""
+        return nullcontext() if self.adapters is None else self.adapters.using(task.adapter)
 
     async def _load(self) -> list[Coroutine[Any, Any, None]]:
         """The engine and what its items need; answers what has to run from now on."""
@@ -198,6 +224,8 @@ class Host:
             fingerprint=self.items.fingerprint if self.items else "",
             spliceable=self.items.prompts.spliceable if self.items else False,
             placeholders=self.items.placeholders if self.items else {},
+            adapters=self.adapters.held if self.adapters else [],
+            adapters_failed=self.adapters.failed if self.adapters else {},
             engine=self.engine.state(),
             started=self._started,
             in_flight=len(self.jobs),
@@ -207,7 +235,7 @@ class Host:
     async def drain(self) -> None:
         """Take no new request; those in flight go on, and the heartbeat with them."""
         self.draining = True
-        await self.registry.announce(self.record())
+        await self.announce()
 
     def cancel_all(self) -> None:
         """End what is in flight; each client is told that its worker went away."""
@@ -272,7 +300,7 @@ class Host:
         while True:
             await asyncio.sleep(self.settings.worker.heartbeat_s)
             try:
-                await self.registry.announce(self.record())
+                await self.announce()
                 await self.tokens.tick()
                 await self.reservations.reap()
             except (RedisError, OSError) as error:

@@ -93,9 +93,10 @@ async def _run(host: Host, task: T, stage: Stage[T], refuse: Stage[T]) -> None:
         try:
             if await _is_over(host, task):
                 return
-            begun = True
-            async with asyncio.timeout(task.deadline - time.time()):
-                await stage(host, task)
+            with host.using(task):
+                begun = True
+                async with asyncio.timeout(task.deadline - time.time()):
+                    await stage(host, task)
         except asyncio.CancelledError:
             if not host.jobs.was_cancelled(task.request_id):
                 _fail(host, task, errors.WorkerLost("the worker is shutting down"))

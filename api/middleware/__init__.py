@@ -30,7 +30,8 @@ def install(app: FastAPI, api: ApiSettings) -> bool:
         app.add_middleware(KeepAlive, interval_s=api.sse_keep_alive_s)
     memory = BodyMemory(int(api.body_memory_mb * 1e6))
     app.add_middleware(BodyLimit, max_bytes=lambda: int(api.max_body_mb * 1e6), memory=memory)
-    app.add_middleware(ApiKeyGuard, keys=keys, open_metrics=api.open_metrics)
+    admin_key = api.admin_key.get_secret_value() if api.admin_key is not None else None
+    app.add_middleware(ApiKeyGuard, keys=keys, open_metrics=api.open_metrics, admin_key=admin_key)
     app.add_middleware(LastResort)
     if api.cors_origins:
         # Any header: clients keep adding their own (x-stainless-...), and none opens anything by itself.

@@ -37,12 +37,14 @@ def lock(key: str) -> Lock:
 class ApiKeyGuard:
     """Answers 401 to requests without a key, and gives the others a tenant: `scope["state"]["tenant"]`.
 
-    The tenant is 32 hexadecimal digits that follow from the key, and "" where no keys are set.
+    The tenant is 32 hexadecimal digits that follow from the key, and "" where no keys are set. The state also says
+    whether the `admin_key` came (`admin`), which opens everything, and whether there is no key of any kind (`keyless`).
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str], open_metrics: bool) -> None:
+    def __init__(self, app: ASGIApp, keys: Iterable[str], open_metrics: bool, admin_key: str | None = None) -> None:
         self._app = app
         self._locks = [lock(key) for key in keys]
+        self._admin = [lock(admin_key)] if admin_key else []
         self._open_metrics = open_metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,10 +64,13 @@ class ApiKeyGuard:
         """Why the request may not pass, if so. Sets its tenant."""
         state = scope.setdefault("state", {})
         state["tenant"] = ""
+        state["keyless"] = not self._locks and not self._admin
+        given = _given(scope)
+        state["admin"] = any(opened(self._admin, one) is not None for one in given)
         if not self._locks or self._is_open(scope, route_path(scope)):
             return None
-        given = _given(scope)
-        tenants = [tenant for one in given if (tenant := opened(self._locks, one)) is not None]
+        locks = self._locks + self._admin
+        tenants = [tenant for one in given if (tenant := opened(locks, one)) is not None]
         if not tenants:
             return InvalidApiKey(WRONG_KEY if given else NO_KEY).failure()
         state["tenant"] = tenants[0]

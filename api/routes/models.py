@@ -15,7 +15,7 @@ router = APIRouter(tags=["OpenAI"])
 
 @router.get("/v1/models")
 async def models(request: Request) -> JSONResponse:
-    """The models that this server answers for, as OpenAI lists them."""
+    """The models that this server answers for, as OpenAI lists them. An adapter has the model as its `parent`."""
     return JSONResponse(await _listing(request))
 
 
@@ -30,6 +30,7 @@ async def one_model(request: Request, model: str) -> JSONResponse:
 
 
 async def _listing(request: Request) -> dict[str, Any]:
-    listing = await request.app.state.services.serving.list_models()
+    services = request.app.state.services
+    listing = await services.serving.list_models(await services.adapters.published())
     found: dict[str, Any] = listing.model_dump()
     return found

@@ -33,6 +33,7 @@ class Route(Generation):
             priority=request.priority or asked.priority,
             session=asked.session,
             tenant=asked.tenant,
+            adapter=asked.adapter.id if asked.adapter is not None else "",
         )
         return await services.pipeline.explain(job)
 

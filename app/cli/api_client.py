@@ -28,15 +28,15 @@ class ApiError(RuntimeError):
     """The server refused, failed or was not there. The message is for the user."""
 
 
-def connect(url: str | None, name: str, read_timeout_s: float) -> httpx.Client:
-    """A client of the API at `url`, or of the `trivet up` of this name."""
+def connect(url: str | None, name: str, read_timeout_s: float, *, admin: bool = False) -> httpx.Client:
+    """A client of the API at `url`, or of the `trivet up` of this name; for `admin` with the key for that."""
     import httpx
 
     from app import api_keys
 
     base = (url or _running_url(name)).rstrip("/").removesuffix("/v1")
     timeout = httpx.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
-    return httpx.Client(base_url=base, timeout=timeout, headers=api_keys.headers(_key(url, name)))
+    return httpx.Client(base_url=base, timeout=timeout, headers=api_keys.headers(_key(url, name, admin)))
 
 
 def content(text: str, images: list[Path]) -> str | list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def _running_url(name: str) -> str:
     return f"http://{chosen.host}:{chosen.port}"
 
 
-def _key(url: str | None, name: str) -> str | None:
+def _key(url: str | None, name: str, admin: bool = False) -> str | None:
     """What opens the API. Keys of our own settings are for our own API alone."""
     from app import api_keys, settings
     from app.launch.state import StateDirectory
@@ -78,6 +78,8 @@ def _key(url: str | None, name: str) -> str | None:
     others = os.environ.get("OPENAI_API_KEY")
     if url is not None:
         return others
+    if admin and (own := settings.load().api.admin_key) is not None:
+        return own.get_secret_value()
     state = StateDirectory(name).running()
     if state is not None and state.api_keys_file is not None:
         return api_keys.in_file(state.api_keys_file)[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from app.cli import chat, config, down, route, status, up, version
+from app.cli import chat, config, down, lora, route, status, up, version
 
 app = typer.Typer(
     help="Trivet serves multimodal models: encode, prefill and decode on workers of their own.",
@@ -24,6 +24,7 @@ app.command()(down.down)
 app.command()(status.status)
 app.command()(chat.chat)
 app.command()(route.route)
+app.add_typer(lora.app, name="lora")
 app.command(context_settings=PASS_THROUGH)(config.config)
 app.command()(version.version)
 

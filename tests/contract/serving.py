@@ -44,6 +44,16 @@ class Pipeline:
             raise self.error
 
 
+class NoAdapters:
+    """None is published: vLLM's serving code and ours say what becomes of other names."""
+
+    async def enter(self, _asked: Any, _model: Any) -> None:
+        pass
+
+    async def published(self) -> list[Any]:
+        return []
+
+
 async def untried(spec: dict[str, Any]) -> dict[str, Any]:
     """Takes every grammar for good; the real one needs a process of its own."""
     return {"_backend": "xgrammar", "_backend_was_auto": True, "choice_as_grammar": spec["choice"] is not None}
@@ -121,7 +131,13 @@ class Surface:
         self.app = FastAPI()
         intake = Intake(settings, media_intake.sources(settings, holder, Web()))
         self.services = SimpleNamespace(
-            settings=settings, in_flight=0, intake=intake, serving=serving, store=None, background=None
+            settings=settings,
+            in_flight=0,
+            intake=intake,
+            serving=serving,
+            store=None,
+            background=None,
+            adapters=NoAdapters(),
         )
         self.app.state.services = self.services
         self.app.add_middleware(RequestId)

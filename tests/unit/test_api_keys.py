@@ -98,18 +98,19 @@ def test_nor_is_one_that_is_written_wrongly(written: str) -> None:
 @pytest.mark.parametrize("flags", [("--json",), ()])
 def test_trivet_config_masks_them(monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]) -> None:
     monkeypatch.setenv("TRIVET_API__API_KEYS", f"{SECRET},{SECRET}2")
+    monkeypatch.setenv("TRIVET_API__ADMIN_KEY", f"{SECRET}-admin")
     answer = CliRunner().invoke(app, ["config", *flags])
     assert answer.exit_code == 0, answer.output
     assert "5ecret" not in answer.output and "***" in answer.output
     if flags:
         told = json.loads(answer.output)
-        assert [told[path]["value"] for path in settings.SECRETS] == ["***"]
+        assert [told[path]["value"] for path in settings.SECRETS] == ["***", "***"]
         assert told["api.api_keys"]["source"] == "environment TRIVET_API__API_KEYS"
 
 
 def test_trivet_config_says_that_none_is_set() -> None:
     told = json.loads(CliRunner().invoke(app, ["config", "--json"]).output)
-    assert [told[path]["value"] for path in settings.SECRETS] == [""]
+    assert [bool(told[path]["value"]) for path in settings.SECRETS] == [False, False]
 
 
 def with_keys(**changes: Any) -> Settings:
@@ -124,7 +125,7 @@ def test_no_way_of_writing_settings_down_shows_them(caplog: pytest.LogCaptureFix
 
 
 def test_children_of_an_up_other_than_the_api_have_no_keys(tmp_path: Path) -> None:
-    chosen = with_keys()
+    chosen = with_keys(admin_key=f"{SECRET}-admin")
     shared = plan.child_environment(chosen, tmp_path)
     (engine,) = plan.engines(chosen, "agg", {"agg": 1}, [], "default")
     others = [plan.worker(engine, chosen, shared, 1, tmp_path), plan.flower(chosen, shared, tmp_path)]
@@ -132,6 +133,7 @@ def test_children_of_an_up_other_than_the_api_have_no_keys(tmp_path: Path) -> No
     assert all("5ecret" not in f"{one.argv} {one.environment}" for one in others)
     assert "5ecret" not in f"{api.argv} {api.log}"
     assert api.environment["TRIVET_API__API_KEYS"] == f"{SECRET},other"
+    assert api.environment["TRIVET_API__ADMIN_KEY"] == f"{SECRET}-admin"
 
 
 def test_the_apis_process_loads_the_same_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

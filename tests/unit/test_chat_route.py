@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -57,7 +58,8 @@ class Intake:
 
 @pytest.fixture
 def services() -> Any:
-    return SimpleNamespace(settings=Settings(), in_flight=0, intake=Intake(), serving=Serving())
+    adapters = SimpleNamespace(enter=AsyncMock())
+    return SimpleNamespace(settings=Settings(), in_flight=0, intake=Intake(), serving=Serving(), adapters=adapters)
 
 
 @pytest.fixture

@@ -2,12 +2,15 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError
 
+from app.errors import AdapterMissing
 from app.messages import DecodeTask, Delta
 from tests.messages import decode_task
 from workers import tasks
@@ -37,9 +40,16 @@ class Case:
         self.ran: list[str] = []
         tokens = SimpleNamespace(put=lambda _api, delta: self.said.append(delta))
         self.host: Any = SimpleNamespace(jobs=Jobs(), cache=Cache(answer), tokens=tokens, unplace=self._note_place)
+        self.host.using = self._using
 
     async def run(self, task: DecodeTask) -> None:
         await tasks._run(self.host, task, self._note("stage"), self._note("refuse"))
+
+    @contextmanager
+    def _using(self, task: DecodeTask) -> Iterator[None]:
+        if task.adapter:
+            raise AdapterMissing("not here")
+        yield
 
     async def _note_place(self, task: DecodeTask) -> None:
         self.ran.append(f"unplace {task.request_id}")
@@ -66,6 +76,12 @@ async def test_a_request_that_is_over_gives_back_what_it_holds(answer: int, seco
     case = Case(answer)
     await case.run(decode_task("r", time.time() + seconds))
     assert (case.ran, case.codes) == (["refuse"], [])
+
+
+async def test_a_worker_without_the_adapter_refuses_and_runs_nothing() -> None:
+    case = Case(0)
+    await case.run(decode_task("r", adapter="sql@1"))
+    assert (case.ran, case.codes) == (["refuse"], ["adapter_missing"])
 
 
 async def test_a_redis_that_is_away_is_said_to_be_and_nothing_stays_held() -> None:

@@ -53,7 +53,8 @@ async def _hand_on(host: Host, task: PrefillTask, ready: Ready, prefilled: Prefi
 async def _choose(host: Host, task: PrefillTask, prompt: RenderedPrompt) -> Decision:
     """The decode worker, by the loads of this moment and what each has of the prompt. Its reservation is made."""
     spans = [Span(item.identity, item.offset, item.length) for item in prompt.items]
-    blocks = chain(prompt.token_ids, host.engine.event_block_size, items=spans, salt=prompt.cache_salt or "")
+    salt = prompt.cache_salt or ""
+    blocks = chain(prompt.token_ids, host.engine.event_block_size, items=spans, adapter=task.adapter, salt=salt)
     ask = Ask(
         request_id=task.request_id,
         deadline=task.deadline,
@@ -64,7 +65,8 @@ async def _choose(host: Host, task: PrefillTask, prompt: RenderedPrompt) -> Deci
         tenant=task.tenant,
         priority=task.priority,
     )
-    decision = await host.router.hand_off(host.fleet.now.without(task.avoid), ask, task.plan)
+    fleet = await host.fleet.holding(task.adapter, lambda fleet: bool(fleet.decoders()))
+    decision = await host.router.hand_off(fleet.without(task.avoid), ask, task.plan)
     metrics.HANDED_OFF.labels(decision.reasons.policy, decision.reasons.fallback).inc()
     return decision
 

@@ -1,0 +1,167 @@
+"""Adapters and vLLM: how its serving code comes to know one, and what its engine is told."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from api.context import NamedAdapter, RequestContext
+from app.adapter_registry import Published, lora_number
+from app.adapters import Adapter, AdapterRefused
+from app.errors import AdapterMissing, WorkerLost
+from app.roles import Role
+from app.settings import Settings, SettingsError
+from tests.contract.serving import Surface, answer, chunks
+from workers.loras import EngineLoras, Limits
+
+SQL = Adapter(name="sql", version="v1", path="/adapters/v1", rank=8, size=1000)
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+class OneAdapter:
+    """Only `sql` is published."""
+
+    async def enter(self, asked: RequestContext, model: Any) -> None:
+        if model == "sql":
+            asked.adapter = NamedAdapter("sql", SQL.id)
+
+    async def published(self) -> list[Published]:
+        return [Published(name="sql", version="v1", uri="s3://a/b", rank=8, size=1000, load="l", at=1.0)]
+
+
+@pytest.fixture
+def adapted(surface: Surface) -> Surface:
+    surface.services.adapters = OneAdapter()
+    surface.pipeline.deltas = answer("Yes", " it is")
+    return surface
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 5}),
+    ],
+)
+async def test_a_request_runs_with_the_adapter_that_it_names(adapted: Surface, path: str, body: dict[str, Any]) -> None:
+    found = await adapted.post(path, model="sql", **body)
+    assert (found.status_code, found.json()["model"]) == (200, "sql"), found.text
+    found = await adapted.post(path, model="tiny", **body)
+    assert (found.status_code, found.json()["model"]) == (200, "tiny"), found.text
+    assert [job.adapter for job in adapted.pipeline.jobs] == [SQL.id, ""]
+    unknown = await adapted.post(path, model="nosql", **body)
+    assert unknown.status_code == 404 and "does not exist" in unknown.text
+
+
+@pytest.mark.parametrize("more", [{}, {"return_token_ids": True}], ids=["fast lane", "vLLM's"])
+async def test_a_stream_goes_by_the_adapters_name(adapted: Surface, more: dict[str, Any]) -> None:
+    found = chunks((await adapted.chat(model="sql", stream=True, **more)).text)
+    assert {one["model"] for one in found} == {"sql"}
+    assert [job.adapter for job in adapted.pipeline.jobs] == [SQL.id]
+
+
+async def test_every_choice_and_prompt_runs_with_it(adapted: Surface) -> None:
+    await adapted.post("/v1/completions", model="sql", prompt=["a", "b"], n=2)
+    assert [job.adapter for job in adapted.pipeline.jobs] == [SQL.id] * 4
+
+
+async def test_its_tokens_are_the_models(adapted: Surface) -> None:
+    found = await adapted.post("/tokenize", model="sql", prompt="hi there")
+    assert found.json()["tokens"] == adapted.tokenizer.encode("hi there")
+    assert (await adapted.post("/tokenize", model="nosql", prompt="hi")).status_code == 404
+
+
+async def test_models_have_it_with_its_parent(adapted: Surface) -> None:
+    found = (await adapted.http.get("/v1/models")).json()["data"]
+    assert [(one["id"], one["parent"], one["root"] == SQL.id) for one in found] == [
+        ("tiny", None, False),
+        ("sql", "tiny", True),
+    ]
+    assert (await adapted.http.get("/v1/models/sql")).json()["parent"] == "tiny"
+
+
+class Llm:
+    """What EngineLoras asks of an AsyncLLM."""
+
+    def __init__(self, fault: Exception | None = None, **config: Any) -> None:
+        self.vllm_config = SimpleNamespace(lora_config=SimpleNamespace(**config) if config else None)
+        self.fault = fault
+        self.held: dict[int, Any] = {}
+
+    async def add_lora(self, lora_request: Any) -> bool:
+        self.held[lora_request.lora_int_id] = lora_request
+        if self.fault is not None:
+            raise self.fault
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        return self.held.pop(lora_id, None) is not None
+
+    async def list_loras(self) -> set[int]:
+        return set(self.held)
+
+
+def test_the_engine_has_what_is_asked_of_it(vllm: Any) -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    for name in ("add_lora", "remove_lora", "list_loras"):
+        real, ours = inspect.signature(getattr(AsyncLLM, name)), inspect.signature(getattr(Llm, name))
+        assert list(real.parameters) == list(ours.parameters), name
+    assert "lora_request" in inspect.signature(AsyncLLM.generate).parameters
+
+
+async def test_an_engine_is_told_of_an_adapter_by_name_and_version(vllm: Any) -> None:
+    llm = Llm(max_lora_rank=8, max_loras=2, max_cpu_loras=4)
+    loras = EngineLoras(llm)
+    assert loras.limits == Limits(8, 2, 4)
+    assert loras.request("") is None
+    with pytest.raises(AdapterMissing):
+        loras.request(SQL.id)
+    await loras.add(SQL)
+    request = loras.request(SQL.id)
+    assert request is not None
+    assert (request.lora_name, request.lora_path) == ("sql@v1", "/adapters/v1")
+    # vLLM keeps the numbers of running requests in such an array.
+    assert int(np.array([request.lora_int_id], dtype=np.int64)[0]) == lora_number(SQL.id)
+    with pytest.raises(AdapterRefused, match="same number"):
+        await loras.add(SQL)
+    await loras.remove(SQL.id)
+    assert await loras.numbers() == set()
+    with pytest.raises(AdapterMissing):
+        loras.request(SQL.id)
+
+
+async def test_what_an_engine_could_not_load_is_not_left_in_it(vllm: Any) -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    llm = Llm(
+        Exception("Call to add_lora method failed: no such module"), max_lora_rank=8, max_loras=2, max_cpu_loras=4
+    )
+    loras = EngineLoras(llm)
+    with pytest.raises(AdapterRefused, match="no such module"):
+        await loras.add(SQL)
+    assert llm.held == {}
+    llm.fault = EngineDeadError()
+    with pytest.raises(WorkerLost):
+        await loras.add(SQL)
+    assert EngineLoras(Llm()).limits is None
+
+
+def test_vllms_flags_are_the_limits(vllm: Any, tiny: Any) -> None:
+    from workers import engine_args
+
+    flags = "--enable-lora --max-loras 2 --max-lora-rank 8 --max-cpu-loras 3"
+    chosen = Settings(model=str(tiny), enable_multimodal=True, engine={"args": flags})  # type: ignore[arg-type]
+    args = engine_args.build(chosen, None)
+    assert (args.enable_lora, args.max_loras, args.max_lora_rank, args.max_cpu_loras) == (True, 2, 8, 3)
+    encodes = chosen.model_copy(update={"worker": chosen.worker.model_copy(update={"roles": frozenset({Role.ENCODE})})})
+    assert not engine_args.build(encodes, None).enable_lora
+    tower = chosen.engine.model_copy(update={"args": f"{flags} --enable-tower-connector-lora"})
+    with pytest.raises(SettingsError, match="tower"):
+        engine_args.build(chosen.model_copy(update={"engine": tower}), None)

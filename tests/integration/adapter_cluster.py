@@ -1,0 +1,142 @@
+"""Workers with the real control loop of adapters over a real Redis, and engines that only note what they hold."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from typing import Any
+
+from app import keys
+from app.adapter_registry import AdapterRegistry
+from app.adapters import Adapter, AdapterRefused
+from app.messages import Assignment
+from app.registry import Registry, WorkerRecord
+from app.roles import ALL, Role
+from app.settings import Settings
+from app.settings_sections import WorkerSettings
+from tests.messages import worker
+from workers.adapters import Adapters
+from workers.loras import Limits
+
+MODEL = "m"
+LIMITS = Limits(max_rank=8, running=2, held=4)
+#: Longer than a busy machine may take for anything; `lose` does not wait for its end.
+LEASE_S = 30.0
+
+
+class Sources:
+    """What lies where: uri -> version. `fetch` is what workers are given; `held` counts what was not released."""
+
+    def __init__(self) -> None:
+        self.versions: dict[str, str] = {}
+        self.held: Counter[str] = Counter()
+        self.fetched: list[str] = []
+
+    async def fetch(self, name: str, uri: str, _settings: Any, *, max_rank: int, version: str | None = None) -> Adapter:
+        await asyncio.sleep(0)
+        found = self.versions.get(uri)
+        if found is None or (version is not None and version != found):
+            raise AdapterRefused(f"nothing at {uri}")
+        self.fetched.append(name)
+        self.held[f"{name}@{found}"] += 1
+        return Adapter(name, found, f"/adapters/{found}", min(8, max_rank), 1000)
+
+    def release(self, adapter: Adapter) -> None:
+        self.held[adapter.id] -= 1
+        if not self.held[adapter.id]:
+            del self.held[adapter.id]
+
+
+class FakeLoras:
+    """An engine's adapters. With a `fault`, that is raised; with a `gate`, an adapter waits for it."""
+
+    def __init__(self, limits: Limits | None = LIMITS) -> None:
+        self.limits = limits
+        self.loaded: list[str] = []
+        self.most = 0
+        self.fault: Exception | None = None
+        self.gate: asyncio.Event | None = None
+
+    async def add(self, adapter: Adapter) -> None:
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.fault is not None:
+            raise self.fault
+        assert adapter.id not in self.loaded
+        self.loaded.append(adapter.id)
+        self.most = max(self.most, len(self.loaded))
+
+    async def remove(self, adapter: str) -> None:
+        self.loaded.remove(adapter)
+
+
+class Member:
+    """A worker of the cluster. Use `running`."""
+
+    def __init__(self, redis: Any, sources: Sources, one: Assignment, *roles: Role, **more: Any) -> None:
+        self.engine = FakeLoras(**more)
+        self.redis = redis
+        self.one = one
+        self.roles = roles or tuple(ALL)
+        self.registry = Registry(redis, LEASE_S)
+        self.cluster = AdapterRegistry(redis, MODEL)
+        settings = Settings(model=MODEL, worker=WorkerSettings(heartbeat_s=0.1, lease_s=LEASE_S))
+        self.adapters = Adapters(one, self.engine, self.cluster, settings, sources.fetch, sources.release)
+        self.registered = asyncio.Event()
+        self.announcing = asyncio.Lock()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def record(self) -> WorkerRecord:
+        held, failed = self.adapters.held, self.adapters.failed
+        return worker(self.one, *self.roles, adapters=held, adapters_failed=failed)
+
+    async def announce(self) -> None:
+        async with self.announcing:
+            await self.registry.announce(self.record())
+
+    async def start(self) -> None:
+        async def register(given_up: Collection[str]) -> list[str]:
+            return await self.cluster.join(self.record(), LEASE_S, given_up)
+
+        await self.adapters.join(register)
+        self.registered.set()
+        self.tasks = [
+            asyncio.create_task(self.adapters.run(self.redis, self.announce)),
+            asyncio.create_task(self.beat()),
+        ]
+
+    async def beat(self) -> None:
+        while True:
+            await self.announce()
+            await asyncio.sleep(0.1)
+
+    async def kill(self) -> None:
+        """Stop as a killed process does: nothing is taken back."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        assert not [task for task in self.tasks if not task.cancelled()]
+        self.tasks = []
+
+    async def lose(self) -> None:
+        """And its lease has run out."""
+        await self.kill()
+        await self.redis.delete(keys.worker(self.one.worker))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Member"]:
+        await self.start()
+        try:
+            yield self
+        finally:
+            await self.kill()
+
+
+@asynccontextmanager
+async def cluster(redis: Any, sources: Sources, *workers: Assignment) -> AsyncIterator[list[Member]]:
+    members = [Member(redis, sources, one) for one in workers]
+    async with contextlib.AsyncExitStack() as stack:
+        for one in members:
+            await stack.enter_async_context(one.running())
+        yield members

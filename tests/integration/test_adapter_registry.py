@@ -1,0 +1,284 @@
+"""Adapters of a cluster: loaded by all workers or by none, whatever fails on the way."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from app import keys
+from app.adapter_registry import AdapterRegistry, Load, lora_number
+from app.errors import AdapterConflict, AdapterLoading, AdapterMissing, ModelNotFound, NoWorker
+from app.messages import Assignment
+from app.roles import Role
+from tests.integration.adapter_cluster import MODEL, Member, Sources, cluster
+from tests.messages import AGG, DECODE, ENCODE, PREFILL
+from tests.polling import until
+from workers.loras import Limits
+
+SQL = "file:///sql"
+AGAIN = Assignment(worker=DECODE.worker, incarnation="d-again")
+
+
+@pytest.fixture
+def sources() -> Sources:
+    made = Sources()
+    made.versions = {SQL: "v1"}
+    return made
+
+
+@pytest.fixture
+def registry(redis: Any) -> AdapterRegistry:
+    return AdapterRegistry(redis, MODEL)
+
+
+async def load(registry: AdapterRegistry, name: str = "sql", uri: str = SQL, limit_s: float = 20.0) -> Load:
+    return await registry.ended(await registry.begin(name, uri, limit_s), limit_s)
+
+
+async def resolve(registry: AdapterRegistry, name: str = "sql", request: str = "r") -> str:
+    return await registry.resolve(name, request, time.time() + 60)
+
+
+async def test_a_name_is_known_once_all_workers_have_it(
+    redis: Any, registry: AdapterRegistry, sources: Sources
+) -> None:
+    async with cluster(redis, sources, PREFILL, DECODE) as members:
+        gate = members[1].engine.gate = asyncio.Event()
+        begun = await registry.begin("sql", SQL, 20.0)
+        await until(lambda: members[0].engine.loaded, "the first worker")
+        with pytest.raises(AdapterLoading):
+            await resolve(registry)
+        assert (await registry.last("sql") or begun).waiting == {DECODE.worker: True}
+        gate.set()
+        ended = await registry.ended(begun, 20.0)
+        assert (ended.state, ended.version, ended.unchanged) == ("published", "v1", False)
+        # From any process, in the very next step, and on workers whose records say that they hold it.
+        assert await resolve(AdapterRegistry(redis, MODEL)) == "sql@v1"
+        for one in await members[0].registry.workers():
+            assert one.adapters == ["sql@v1"]
+    assert [one.id for one in await registry.published()] == ["sql@v1"]
+
+
+async def test_the_same_again_changes_nothing(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
+    async with cluster(redis, sources, AGG) as (one,):
+        await load(registry)
+        again = await load(registry)
+        assert (again.state, again.unchanged) == ("published", True)
+        assert one.engine.loaded == ["sql@v1"]
+        assert sources.held == {"sql@v1": 1}
+
+
+async def test_one_that_fails_takes_it_from_all(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
+    async with cluster(redis, sources, PREFILL, DECODE) as (prefill, decode):
+        decode.engine.fault = RuntimeError("no memory")
+        ended = await load(registry)
+        assert ended.state == "failed" and not ended.refused
+        assert {worker: one.state for worker, one in ended.workers.items()} == {
+            PREFILL.worker: "loaded",
+            DECODE.worker: "failed",
+        }
+        assert "RuntimeError" in ended.workers[DECODE.worker].reason
+        with pytest.raises(ModelNotFound):
+            await resolve(registry)
+        await until(lambda: not prefill.engine.loaded, "the other lets it go")
+        assert not sources.held and await registry.published() == []
+        decode.engine.fault = None
+        assert (await load(registry)).state == "published"
+
+
+async def test_what_is_wrong_with_the_adapter_is_told_apart(
+    redis: Any, registry: AdapterRegistry, sources: Sources
+) -> None:
+    async with cluster(redis, sources, PREFILL, DECODE):
+        ended = await load(registry, uri="file:///nothing")
+        assert ended.refused and {one.reason for one in ended.workers.values()} == {"nothing at file:///nothing"}
+
+
+async def test_an_engine_without_loras_says_so(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
+    async with Member(redis, sources, AGG, limits=None).running():
+        ended = await load(registry)
+        assert ended.state == "failed" and "--enable-lora" in ended.workers[AGG.worker].reason
+        assert not sources.fetched
+
+
+async def test_a_failed_version_leaves_the_one_before(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
+    async with cluster(redis, sources, PREFILL, DECODE) as (prefill, decode):
+        await load(registry)
+        sources.versions[SQL] = "v2"
+        decode.engine.fault = RuntimeError("no")
+        assert (await load(registry)).state == "failed"
+        assert await resolve(registry) == "sql@v1"
+        await until(lambda: prefill.engine.loaded == ["sql@v1"], "the new version goes")
+        assert decode.engine.loaded == ["sql@v1"]
+
+
+async def test_content_that_changes_meanwhile_is_no_adapter(
+    redis: Any, registry: AdapterRegistry, sources: Sources
+) -> None:
+    async with cluster(redis, sources, PREFILL, DECODE) as (prefill, decode):
+        elsewhere = Sources()
+        elsewhere.versions = {SQL: "v2"}
+        decode.adapters._fetch, decode.adapters._release = elsewhere.fetch, elsewhere.release
+        ended = await load(registry)
+        assert ended.state == "failed" and "content changed" in ended.reason
+        await until(lambda: not prefill.engine.loaded and not decode.engine.loaded, "both go")
+
+
+async def test_a_killed_worker_is_waited_for_no_longer(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
+    async with cluster(redis, sources, PREFILL) as (prefill,):
+        decode = Member(redis, sources, DECODE)
+        decode.engine.gate = asyncio.Event()
+        await decode.start()
+        begun = await registry.begin("sql", SQL, 20.0)
+        await until(lambda: prefill.engine.loaded, "the other has it")
+        await decode.lose()
+        ended = await registry.ended(begun, 20.0)
+        assert ended.state == "published" and list(ended.workers) == [PREFILL.worker]
+        async with Member(redis, sources, AGAIN).running() as back:
+            assert back.engine.loaded == ["sql@v1"]
+
+
+async def test_nobody_has_to_wait_for_a_load_to_end(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
+    async with cluster(redis, sources, PREFILL, DECODE) as (prefill, decode):
+        decode.engine.gate = asyncio.Event()
+        await registry.begin("sql", SQL, 1.0)  # and its API process dies
+
+        async def failed() -> bool:
+            text = await redis.hget(keys.lora_loads(MODEL), "sql")
+            return b'"failed"' in text
+
+        await until(failed, "the workers end it")
+        await until(lambda: not prefill.engine.loaded, "it goes")
+        decode.engine.gate.set()
+        await until(lambda: not decode.engine.loaded and not sources.held, "here, too, though it was under way")
+
+
+async def test_who_joins_has_them_before_it_registers(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
+    async with cluster(redis, sources, PREFILL):
+        await load(registry)
+        late = Member(redis, sources, DECODE)
+        gate = late.engine.gate = asyncio.Event()
+        joining = asyncio.create_task(late.start())
+        await until(lambda: len(sources.fetched) == 2, "it fetches")
+        assert [one.id for one in await late.registry.workers()] == [PREFILL.worker]
+        sources.versions["file:///other"] = "o1"
+        assert (await load(registry, "other", "file:///other")).state == "published"  # meanwhile, without it
+        gate.set()
+        await joining
+        try:
+            found = {one.id: one.adapters for one in await late.registry.workers()}
+            assert found[DECODE.worker] == ["other@o1", "sql@v1"]
+        finally:
+            await late.kill()
+
+
+async def test_who_cannot_have_one_joins_without_it(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
+    async with cluster(redis, sources, PREFILL):
+        await load(registry)
+        sources.versions[SQL] = "v2"
+        async with Member(redis, sources, DECODE).running() as late:
+            assert late.adapters.held == [] and "nothing at" in late.adapters.failed["sql@v1"]
+            with pytest.raises(AdapterMissing), late.adapters.using("sql@v1"):
+                pytest.fail("it runs")
+
+
+async def test_other_content_is_for_new_requests(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
+    async with cluster(redis, sources, PREFILL, DECODE) as members:
+        await load(registry)
+        assert await resolve(registry, request="old") == "sql@v1"
+        sources.versions[SQL] = "v2"
+        await load(registry)
+        assert await resolve(registry, request="new") == "sql@v2"
+        for _ in range(3):
+            await members[0].adapters._reconcile()
+        assert [one.engine.loaded for one in members] == [["sql@v1", "sql@v2"]] * 2
+        with members[1].adapters.using("sql@v1"):
+            await registry.release("sql@v1", "old")
+            await until(lambda: members[0].engine.loaded == ["sql@v2"], "its last request has ended")
+            await members[1].adapters._reconcile()
+            assert members[1].engine.loaded == ["sql@v1", "sql@v2"]  # where it still runs
+        await until(lambda: members[1].engine.loaded == ["sql@v2"], "here, too")
+
+
+async def test_a_request_past_its_deadline_uses_nothing(
+    redis: Any, registry: AdapterRegistry, sources: Sources
+) -> None:
+    async with cluster(redis, sources, AGG) as (one,):
+        await load(registry)
+        await registry.resolve("sql", "r", time.time() + 1)
+        assert await registry.unload("sql")
+        await one.adapters._reconcile()
+        assert one.engine.loaded == ["sql@v1"]
+        await until(lambda: not one.engine.loaded, "the deadline")
+        assert not await registry.unload("sql")
+
+
+async def test_a_name_is_loaded_from_one_place_at_a_time(
+    redis: Any, registry: AdapterRegistry, sources: Sources
+) -> None:
+    async with cluster(redis, sources, AGG) as (one,):
+        gate = one.engine.gate = asyncio.Event()
+        first = await registry.begin("sql", SQL, 20.0)
+        assert (await registry.begin("sql", SQL, 20.0)).load == first.load
+        with pytest.raises(AdapterConflict):
+            await registry.begin("sql", "file:///other", 20.0)
+        await registry.unload("sql")
+        assert (await registry.ended(first, 20.0)).state == "failed"
+        gate.set()
+        await until(lambda: not one.engine.loaded and not sources.held, "nothing is left of it")
+
+
+async def test_without_workers_nothing_is_loaded(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
+    with pytest.raises(NoWorker):
+        await registry.begin("sql", SQL, 20.0)
+    encode = Member(redis, sources, ENCODE, Role.ENCODE)
+    await encode.announce()
+    with pytest.raises(NoWorker):  # it runs no language model
+        await registry.begin("sql", SQL, 20.0)
+
+
+async def test_a_full_engine_says_so(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
+    sources.versions |= {"file:///b": "b1"}
+    async with Member(redis, sources, AGG, limits=Limits(8, 1, 1)).running() as one:
+        assert (await load(registry)).state == "published"
+        ended = await load(registry, "b", "file:///b")
+        assert ended.state == "failed" and "--max-cpu-loras" in ended.workers[AGG.worker].reason
+        assert not ended.refused and one.engine.loaded == ["sql@v1"] and sources.held == {"sql@v1": 1}
+        await registry.unload("sql")
+        assert (await load(registry, "b", "file:///b")).state == "published"  # at once: it makes room for itself
+        assert one.engine.most == 1
+
+
+async def test_a_hundred_loads_leave_nothing(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
+    async with cluster(redis, sources, PREFILL, DECODE) as members:
+        for number in range(100):
+            sources.versions[SQL] = f"v{number}"
+            assert (await load(registry)).version == f"v{number}"
+            await resolve(registry, request=str(number))
+            await registry.release(f"sql@v{number}", str(number))
+            assert await registry.unload("sql")
+        await until(lambda: not any(one.engine.loaded for one in members), "all gone")
+        assert max(one.engine.most for one in members) <= 4
+        assert not sources.held and all(not one.adapters._kept for one in members)
+        await until(lambda: not any(one.adapters._tasks for one in members), "no task")
+    left = [key.decode() for key in await redis.keys("*lora*")]
+    assert left == [keys.lora_loads(MODEL)] and await redis.hlen(left[0]) == 1
+
+
+async def test_a_redis_that_comes_back_empty_has_no_adapters(
+    redis: Any, registry: AdapterRegistry, sources: Sources
+) -> None:
+    async with cluster(redis, sources, AGG) as (one,):
+        await load(registry)
+        await redis.flushall()
+        with pytest.raises(ModelNotFound):
+            await resolve(registry)
+        await until(lambda: not one.engine.loaded, "it goes")
+        await until(lambda: one.registered.is_set(), "it goes on")
+        assert (await load(registry)).state == "published"
+
+
+def test_numbers_fit_vllms_integers() -> None:
+    numbers = {lora_number(f"sql@{one}") for one in range(1000)}
+    assert len(numbers) == 1000 and min(numbers) > 0 and max(numbers) < 1 << 63

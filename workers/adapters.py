@@ -1,0 +1,292 @@
+"""The adapters of this worker: what the cluster wants is held, what nobody wants is let go.
+
+Nothing here waits for a message: each look at Redis says all that there is to do, and a message only makes it come
+sooner. See app.adapter_registry for how the workers of a model come to hold the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, NamedTuple
+
+from redis.exceptions import RedisError
+
+from app import adapters, keys
+from app.adapter_registry import AdapterRegistry, Load, Published, Report, Wanted, changed
+from app.adapters import Adapter
+from app.errors import AdapterLoadFailed, AdapterMissing, BrokerUnavailable, TrivetError
+from app.messages import Assignment
+from app.redis import subscription
+from app.settings import Settings
+from workers.loras import Limits, Loras
+
+log = logging.getLogger(__name__)
+
+#: Pause before a published adapter that could not be loaded is tried again.
+AGAIN_S = 30.0
+#: Longest engine's share in loading an adapter, after it was fetched.
+ENGINE_S = 60.0
+
+Fetch = Callable[..., Awaitable[Adapter]]
+
+
+class Failed(NamedTuple):
+    """Why a published adapter is not here, and when it is tried again (monotonic seconds)."""
+
+    reason: str
+    again: float
+
+
+class Adapters:
+    """Used on the loop that runs the stages only."""
+
+    def __init__(
+        self,
+        me: Assignment,
+        engine: Loras,
+        registry: AdapterRegistry,
+        settings: Settings,
+        fetch: Fetch = adapters.fetch,
+        release: Callable[[Adapter], None] = adapters.release,
+    ) -> None:
+        self._me = me
+        self._engine = engine
+        self._registry = registry
+        self._settings = settings.adapters
+        self._model = settings.served_name
+        self._heartbeat_s = settings.worker.heartbeat_s
+        self._announce: Callable[[], Awaitable[None]] | None = None
+        self._fetch = fetch
+        self._release = release
+        self._held: dict[str, Adapter] = {}
+        self._using: Counter[str] = Counter()
+        self._failed: dict[str, Failed] = {}
+        #: Of loads that have not ended: load -> adapter, which has to stay until it is known how they ended.
+        self._kept: dict[str, str] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._changing = asyncio.Lock()
+        self._wake = asyncio.Event()
+
+    @property
+    def held(self) -> list[str]:
+        """Ids."""
+        return sorted(self._held)
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Id of a published adapter that is not here -> why."""
+        return {adapter: one.reason for adapter, one in self._failed.items()}
+
+    @contextmanager
+    def using(self, adapter: str) -> Iterator[None]:
+        """Until the block ends the adapter stays. Raises AdapterMissing if it is not here; "" is the model itself."""
+        if adapter and adapter not in self._held:
+            raise AdapterMissing("the worker does not hold the adapter of the request")
+        self._using[adapter] += 1
+        try:
+            yield
+        finally:
+            self._using[adapter] -= 1
+            if not self._using[adapter]:
+                del self._using[adapter]
+
+    async def join(self, register: Callable[[Collection[str]], Awaitable[list[str]]]) -> None:
+        """Hold all that is published, then register, with the ids of those that cannot be had; `register` answers what
+        is missing, since it was published meanwhile. Raises BrokerUnavailable."""
+        while True:
+            wanted = await self._registry.look(self._held)
+            for one in wanted.published.values():
+                if one.id not in self._held and one.id not in self._failed:
+                    await self._catch_up(one)
+            if not await register(self._failed):
+                return
+
+    async def run(self, redis: Any, announce: Callable[[], Awaitable[None]]) -> None:
+        """For ever, after `join`. `announce` writes this worker's record, with `held` and `failed` in it."""
+        self._announce = announce
+        listening = asyncio.create_task(self._listen(redis))
+        try:
+            while True:
+                self._wake.clear()
+                try:
+                    await self._reconcile()
+                except BrokerUnavailable as error:
+                    log.warning("adapters stay as they are: %s", error.message)
+                try:
+                    async with asyncio.timeout(self._heartbeat_s):
+                        await self._wake.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            ending = [listening, *self._tasks.values()]
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
+
+    async def _listen(self, redis: Any) -> None:
+        while True:
+            try:
+                async with aclosing(subscription(redis, keys.LORAS_CHANNEL)) as messages:
+                    async for message in messages:
+                        if message is None or changed(message, self._model):
+                            self._wake.set()
+            except (RedisError, OSError) as error:
+                log.warning("the channel of adapters is lost, subscribing again: %s", error)
+                await asyncio.sleep(0.5)
+
+    async def _reconcile(self) -> None:
+        looked, kept = self.held, dict(self._kept)
+        wanted = await self._registry.look(looked)
+        under_way = {load.load: load for load in wanted.loads.values() if load.state == "loading"}
+        for ended in kept.keys() - under_way.keys():
+            self._kept.pop(ended, None)
+        for name in self._tasks.keys() - under_way.keys() - {one.id for one in wanted.published.values()}:
+            self._tasks[name].cancel()
+        for load in under_way.values():
+            if not self._has_spoken(load):
+                self._start(load.load, self._take_part(load, wanted.left[load.name]))
+        self._catch_up_with(wanted)
+        async with self._changing:
+            await self._drop(wanted, looked)
+
+    def _has_spoken(self, load: Load) -> bool:
+        report = load.workers.get(self._me.worker)
+        return report is not None and report.incarnation == self._me.incarnation
+
+    def _catch_up_with(self, wanted: Wanted) -> None:
+        ids = {one.id for one in wanted.published.values()}
+        self._failed = {adapter: one for adapter, one in self._failed.items() if adapter in ids}
+        for one in wanted.published.values():
+            failed = self._failed.get(one.id)
+            if one.id not in self._held and (failed is None or failed.again < time.monotonic()):
+                self._start(one.id, self._catch_up(one))
+
+    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """One task at a time of each name."""
+        if name in self._tasks:
+            return work.close()
+        task = self._tasks[name] = asyncio.create_task(work)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del self._tasks[name]
+            if task.cancelled() or (error := task.exception()) is None:
+                self._wake.set()
+            else:
+                log.error("adapter work failed, and is tried again: %s", error)
+
+        task.add_done_callback(ended)
+
+    async def _take_part(self, load: Load, left_s: float) -> None:
+        """This worker's part of a load, up to its report."""
+        try:
+            async with asyncio.timeout(left_s):
+                adapter = await self._have(load.name, load.uri, load=load.load)
+            report = self._report(state="loaded", version=adapter.version, rank=adapter.rank, size=adapter.size)
+        except Exception as error:
+            reason, refused = self._why(load.name, error)
+            report = self._report(state="failed", reason=reason, refused=refused)
+        await self._tell()  # before the name is published, which may be with this report
+        await self._registry.report(load, self._me.worker, report)
+
+    def _report(self, **said: Any) -> Report:
+        return Report(incarnation=self._me.incarnation, **said)
+
+    async def _catch_up(self, one: Published) -> None:
+        """Hold what was published without this worker."""
+        try:
+            async with asyncio.timeout(self._settings.fetch_timeout_s + ENGINE_S):
+                await self._have(one.name, one.uri, version=one.version)
+            self._failed.pop(one.id, None)
+        except Exception as error:
+            reason, _ = self._why(one.name, error)
+            self._failed[one.id] = Failed(reason, time.monotonic() + AGAIN_S)
+        await self._tell()
+
+    @staticmethod
+    def _why(name: str, error: Exception) -> tuple[str, bool]:
+        """Why an adapter is not here, and whether it is itself at fault."""
+        refused = False
+        if isinstance(error, TrivetError):
+            reason, refused = error.message[:500], error.status < 500
+        elif isinstance(error, TimeoutError):
+            reason = "not in time"
+        else:
+            log.error("adapter %s could not be loaded", name, exc_info=error)
+            reason = f"the worker failed ({type(error).__name__}; see its log)"
+        log.warning("adapter %s is not here: %s", name, reason)
+        return reason, refused
+
+    async def _tell(self) -> None:
+        if self._announce is None:
+            return  # not registered yet
+        try:
+            await self._announce()
+        except (RedisError, OSError) as error:
+            raise BrokerUnavailable(f"the worker's record was not written ({type(error).__name__})") from error
+
+    async def _have(self, name: str, uri: str, *, version: str | None = None, load: str = "") -> Adapter:
+        """The adapter, which the engine holds then. Raises TrivetError."""
+        limits = self._engine.limits
+        if limits is None:
+            raise AdapterLoadFailed("this worker's engine takes no adapters: start it with --enable-lora")
+        adapter = await self._fetch(name, uri, self._settings, max_rank=limits.max_rank, version=version)
+        # Goes on when nobody waits for it any more: else the engine could have it, and nobody would know.
+        adding = asyncio.create_task(self._add(adapter, limits, load))
+        try:
+            await asyncio.shield(adding)
+        except asyncio.CancelledError:
+            adding.add_done_callback(self._abandoned)
+            raise
+        return adapter
+
+    def _abandoned(self, adding: asyncio.Task[None]) -> None:
+        self._wake.set()
+        if not adding.cancelled() and (error := adding.exception()) is not None:
+            log.info("an adapter that is not wanted any more could not be loaded either: %s", error)
+
+    async def _add(self, adapter: Adapter, limits: Limits, load: str) -> None:
+        taken = False
+        try:
+            async with self._changing:
+                if adapter.id not in self._held:
+                    await self._make_room(limits)
+                    await self._engine.add(adapter)
+                    self._held[adapter.id] = adapter
+                    taken = True
+                    log.info("adapter %s: rank %d, %d bytes", adapter.id, adapter.rank, adapter.size)
+                if load:
+                    self._kept[load] = adapter.id
+        finally:
+            if not taken:
+                self._release(adapter)
+
+    async def _make_room(self, limits: Limits) -> None:
+        """Raises AdapterLoadFailed when as many adapters as the engine holds are wanted, or in use."""
+        if len(self._held) < limits.held:
+            return
+        looked = self.held
+        await self._drop(await self._registry.look(looked), looked)
+        if len(self._held) >= limits.held:
+            raise AdapterLoadFailed(
+                f"this worker's engine holds {len(self._held)} adapters, as many as --max-cpu-loras (by default "
+                "--max-loras) allows: unload one, or start the workers with more"
+            )
+
+    async def _drop(self, wanted: Wanted, looked: Collection[str]) -> None:
+        """Let go what nobody wants, and nobody uses, of what was held at the time of the look."""
+        keep = {one.id for one in wanted.published.values()} | set(self._kept.values()) | self._using.keys()
+        gone = [one for one in looked if one in self._held and one not in keep and not wanted.users.get(one)]
+        for one in gone:
+            adapter = self._held.pop(one)
+            try:
+                await self._engine.remove(one)
+            finally:
+                self._release(adapter)
+            log.info("adapter %s was let go", one)
+        if gone:
+            await self._tell()
