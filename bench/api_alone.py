@@ -20,8 +20,11 @@ class Alone:
 
 
 @contextmanager
-def running(model: str, settings: Mapping[str, str] | None = None) -> Iterator[Alone]:
-    """Start it and wait until a request would be served. `settings` are environment variables."""
+def running(model: str, settings: Mapping[str, str] | None = None, step_ms: float = 0.0) -> Iterator[Alone]:
+    """Start it and wait until a request would be served. `settings` are environment variables.
+
+    The worker answers a token every `step_ms`, or all at once.
+    """
     redis_port, port = ports.reserve(), ports.reserve()
     environment = {
         "TRIVET_REDIS__BROKER_URL": f"redis://127.0.0.1:{redis_port}/0",
@@ -32,7 +35,7 @@ def running(model: str, settings: Mapping[str, str] | None = None) -> Iterator[A
     }
     with processes.running({**environment, **(settings or {})}) as started:
         started.redis(redis_port)
-        started.python("worker", "-m bench.echo_worker")
+        started.python("worker", f"-m bench.echo_worker --step-ms {step_ms}")
         # A connection that the server closes while the next request is sent on it is no subject here.
         api = started.python(
             "api",

@@ -15,8 +15,9 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from itertools import count
+from itertools import count, islice
 
 import psutil
 import uvloop
@@ -33,17 +34,18 @@ VLLM = "vLLM's server"
 #: A paused worker is gone from the registry after `worker.lease_s`, and there again with its next heartbeat.
 LEASE_S = 4.0
 CHANGE_S = 30.0
+#: The API looks at the fleet once a second.
+SETTLE_S = 2.0
 
 
 @contextmanager
-def vllm_server(model: str, flags: list[str]) -> Iterator[int]:
-    """Its port."""
+def vllm_server(model: str, flags: list[str]) -> Iterator[tuple[int, Callable[[], None]]]:
+    """Its port, and what waits until it serves."""
     port = ports.reserve()
     given = ["--model", model, "--served-model-name", MODEL, "--port", str(port), "--host", "127.0.0.1"]
     with processes.running({"HF_HUB_OFFLINE": "1"}) as started:
         started.python("vllm", "-m vllm.entrypoints.openai.api_server", *given, *flags)
-        started.wait_ready(f"http://127.0.0.1:{port}/health", 900)
-        yield port
+        yield port, lambda: started.wait_ready(f"http://127.0.0.1:{port}/health", 900)
 
 
 class Encoders:
@@ -58,6 +60,9 @@ class Encoders:
     @contextmanager
     def only(self, number: int) -> Iterator[None]:
         paused = [one for pid in list(self._all.values())[number:] for one in _tree(pid)]
+        if not paused:
+            yield
+            return
         for process in paused:
             process.suspend()
         try:
@@ -79,7 +84,7 @@ class Encoders:
             if time.monotonic() > until:
                 raise RuntimeError(f"{len(self._registered())} encode workers after {CHANGE_S:g} s, not {number}")
             time.sleep(0.1)
-        time.sleep(LEASE_S)  # the API has its view of the fleet from a moment ago
+        time.sleep(SETTLE_S)
 
 
 def _tree(pid: int) -> list[psutil.Process]:
@@ -96,7 +101,8 @@ class Bench:
         self._numbers = count()
 
     def requests_per_s(self, port: int) -> float:
-        urls = [self._pictures.url(next(self._numbers)) for _ in range(self._args.requests)]
+        with ThreadPoolExecutor() as threads:
+            urls = list(threads.map(self._pictures.url, islice(self._numbers, self._args.requests)))
         result = uvloop.run(self._load(port, urls))
         return len(urls) / result.wall
 
@@ -154,8 +160,9 @@ def main() -> None:
     own = ["--replicas", f"encode={MOST}", "--multimodal-embedding-cache-capacity-gb", "1"]
     os.environ["TRIVET_WORKER__LEASE_S"] = str(LEASE_S)
     with ExitStack() as stack:
+        vllm, is_ready = stack.enter_context(vllm_server(args.model, flags))  # starts beside the other
         trivet = stack.enter_context(deployment.running("encoders", "e_pd", args.model, [*own, *flags]))
-        vllm = stack.enter_context(vllm_server(args.model, flags))
+        is_ready()
         found = Bench(Encoders(trivet), trivet.port, vllm, args).run()
     print(table(found))
     print(json.dumps(found))

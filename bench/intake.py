@@ -50,6 +50,7 @@ class Samples:
     idle_ms: list[float] = field(default_factory=list)
     busy_ms: list[float] = field(default_factory=list)
     ratio: list[float] = field(default_factory=list)
+    refused: list[float] = field(default_factory=list)
     median_ratio: list[float] = field(default_factory=list)
     alive_ms: list[float] = field(default_factory=list)
     grown_mb: list[float] = field(default_factory=list)
@@ -57,15 +58,30 @@ class Samples:
     seconds: list[float] = field(default_factory=list)
 
 
-async def texts(pool: sse_client.Pool, is_over: Callable[[], bool]) -> list[float]:
-    """Seconds to the first token of each text request that is sent until then."""
-    first: list[float] = []
+@dataclass
+class Texts:
+    """`first` are the seconds to the first token of each text request, in order; `refused` had none."""
+
+    first: list[float] = field(default_factory=list)
+    refused: int = 0
+
+    def ms(self, part: float) -> float:
+        return self.first[min(len(self.first) - 1, int(len(self.first) * part))] * 1e3
+
+
+async def texts(pool: sse_client.Pool, is_over: Callable[[], bool]) -> Texts:
+    """Send them until then."""
+    found = Texts()
 
     async def one(number: int) -> None:
         started = time.perf_counter()
         messages = [{"role": "user", "content": f"Question {number}: what is a red circle?"}]
         body = {"model": MODEL, "messages": messages, "max_tokens": 2, "stream": True}
-        await pool.chat(body, lambda: first.append(time.perf_counter() - started))
+        try:
+            await pool.chat(body, lambda: found.first.append(time.perf_counter() - started))
+        except ConnectionError as error:
+            print(f"a text request was refused: {error}", file=sys.stderr)
+            found.refused += 1
 
     loop = asyncio.get_running_loop()
     due, number = loop.time(), 0
@@ -74,16 +90,17 @@ async def texts(pool: sse_client.Pool, is_over: Callable[[], bool]) -> list[floa
             group.create_task(one(number))
             due, number = due + 1 / RATE, number + 1
             await asyncio.sleep(max(0.0, due - loop.time()))
-    return sorted(first)
+    found.first.sort()
+    return found
 
 
-async def busy(alone: Alone, pool: sse_client.Pool, args: argparse.Namespace) -> tuple[list[float], Watch, float]:
+async def busy(alone: Alone, pool: sse_client.Pool, args: argparse.Namespace) -> tuple[Texts, Watch, float]:
     """Text requests while the pictures are taken, what was seen meanwhile, and the seconds that the pictures took."""
     command = f"-m bench.uploads --port {alone.port} --number {args.uploads} --mb {args.mb}".split()
     with watching(alone.api, alone.port) as watch:
         child = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
         try:
-            first = await texts(pool, lambda: child.returncode is not None)
+            beside = await texts(pool, lambda: child.returncode is not None)
             assert child.stdout is not None
             found = json.loads(await child.stdout.read())
         finally:
@@ -91,17 +108,13 @@ async def busy(alone: Alone, pool: sse_client.Pool, args: argparse.Namespace) ->
                 child.kill()
     if found["statuses"] != {"200": args.uploads}:
         raise RuntimeError(f"not all pictures were taken: {found}")
-    return first, watch, found["seconds"]
-
-
-def p(part: float, times: list[float]) -> float:
-    return times[min(len(times) - 1, int(len(times) * part))] * 1e3
+    return beside, watch, found["seconds"]
 
 
 async def beside_text(alone: Alone, args: argparse.Namespace) -> Samples:
     samples, pool = Samples(), sse_client.Pool("127.0.0.1", alone.port)
 
-    async def idle() -> list[float]:
+    async def idle() -> Texts:
         until = time.monotonic() + IDLE_S
         return await texts(pool, lambda: time.monotonic() > until)
 
@@ -112,10 +125,11 @@ async def beside_text(alone: Alone, args: argparse.Namespace) -> Samples:
             quiet, (loaded, watch, seconds) = await idle(), await busy(alone, pool, args)
         if number < 0:  # warms up
             continue
-        samples.idle_ms.append(p(0.99, quiet))
-        samples.busy_ms.append(p(0.99, loaded))
-        samples.ratio.append(p(0.99, loaded) / p(0.99, quiet))
-        samples.median_ratio.append(p(0.5, loaded) / p(0.5, quiet))
+        samples.idle_ms.append(quiet.ms(0.99))
+        samples.busy_ms.append(loaded.ms(0.99))
+        samples.ratio.append(loaded.ms(0.99) / quiet.ms(0.99))
+        samples.median_ratio.append(loaded.ms(0.5) / quiet.ms(0.5))
+        samples.refused.append(loaded.refused + quiet.refused)
         samples.alive_ms.append(max(watch.alive_s) * 1e3)
         samples.grown_mb.append(watch.grown / 1e6)
         samples.shared_mb.append(max(watch.shared) / 1e6)
@@ -192,6 +206,7 @@ def main() -> None:
         "TTFT p99 of text requests beside the pictures, ms": (s.busy_ms, 1),
         "ratio": (s.ratio, 2),
         "ratio of TTFT p50": (s.median_ratio, 2),
+        "text requests refused": (s.refused, 0),
         "longest `/health/live`, ms": (s.alive_ms, 0),
         "memory of the API's own, beyond that at the start, MB": (s.grown_mb, 0),
         "media in shared memory, MB": (s.shared_mb, 0),

@@ -18,6 +18,7 @@ class Connection(asyncio.Protocol):
         self._done: asyncio.Future[None] | None = None
         self._tail = b""
         self._transport: asyncio.WriteTransport | None = None
+        self.events = 0
 
     async def chat(self, body: dict[str, object], first_token: Callable[[], None]) -> None:
         """One streamed chat completion. ConnectionError if it does not end as it should."""
@@ -39,6 +40,7 @@ class Connection(asyncio.Protocol):
         if not self._tail and not data.startswith(b"HTTP/1.1 200"):
             self._fail(f"refused: {data[:1000]!r}")
             return
+        self.events += data.count(b"data: ")
         if self._first_token is not None and b'"content":"' in data:
             # The first frame carries the role and an empty content, and comes with the first token.
             self._first_token()
@@ -66,11 +68,12 @@ class Connection(asyncio.Protocol):
 
 
 class Pool:
-    """As many connections as requests are in flight."""
+    """As many connections as requests are in flight. `events` are those of all answers that ended."""
 
     def __init__(self, host: str, port: int) -> None:
         self._address = (host, port)
         self._idle: list[Connection] = []
+        self.events = 0
 
     async def chat(self, body: dict[str, object], first_token: Callable[[], None]) -> None:
         self._idle = [one for one in self._idle if one.open]
@@ -83,6 +86,7 @@ class Pool:
         except BaseException:
             connection.close()
             raise
+        self.events, connection.events = self.events + connection.events, 0
         self._idle.append(connection)
 
     def close(self) -> None:
