@@ -30,6 +30,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ |= {
         "TRIVET_HOME": str(folder),
         "HF_HUB_OFFLINE": "1",
+        # A tiny model's step is too short to share, and a second thread without a core makes it many times as long.
+        "OMP_NUM_THREADS": "1",
         # The tests' media host.
         "TRIVET_MEDIA_URLS__ALLOW_PRIVATE": "127.0.0.0/8",
         "TRIVET_MEDIA_URLS__ALLOWED_PORTS": "any",

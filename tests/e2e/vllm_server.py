@@ -20,7 +20,7 @@ import pytest
 from app import ports
 from tests.e2e.stack import ENGINE, MODEL, TOOL_PARSER
 
-START_S = 240.0
+START_S = 400.0
 STOP_S = 60.0
 CAPACITY_GB = 0.02
 CONNECTOR = {
@@ -54,11 +54,12 @@ def serve(model: Path, root: Path) -> Iterator[Server]:
         _wait_until_healthy(process, url, log)
         yield Server(url, root, process)
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         try:
             process.wait(STOP_S)
-        finally:
+        except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
 
 
 def _command(model: Path, root: Path, port: int) -> list[str]:
