@@ -185,6 +185,7 @@ class Pipeline:
             session=job.session,
             tenant=job.tenant,
             priority=job.priority,
+            adapter=job.adapter,
         )
 
     def worker_lost(self, gone: Assignment) -> None:

@@ -87,6 +87,12 @@ class MediaUuidTaken(MediaRefused):
     code = "media_uuid_taken"
 
 
+class AdapterRefused(InvalidRequest):
+    """An adapter, its name or its source is not allowed, or not what it claims to be. The message says why."""
+
+    code = "invalid_adapter"
+
+
 class MultimodalDisabled(InvalidRequest):
     """Media were sent to a server that was started without `--enable-multimodal`."""
 

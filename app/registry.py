@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 class EngineState(BaseModel):
     """What the engine said of itself. Sizes are in tokens and those of one rank, `kv_usage` is 0 to 1.
 
-    `max_loras` adapters run at once and `max_cpu_loras` can be held; 0 without `--enable-lora`.
+    `max_loras` adapters run at once and `max_cpu_loras` can be held; 0 without `--enable-lora`. `resident_loras` are
+    the ids of those that ran last, and need not be brought to the device.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -31,6 +32,7 @@ class EngineState(BaseModel):
     data_parallel_size: int = 1
     max_loras: int = 0
     max_cpu_loras: int = 0
+    resident_loras: list[str] = []
     kv_usage: float = 0.0
     running: int = 0
     waiting: int = 0

@@ -356,6 +356,8 @@ class RoutingSettings(Section):
     """Cost of a block that a decode worker has to fetch."""
     embedding_weight: float = Field(2.5, ge=0)
     """Cost of a MiB of embeddings that is not where the prompt would be prefilled, in blocks."""
+    adapter_weight: float = Field(8.0, ge=0)
+    """Cost of a worker whose engine has to bring the request's adapter to its device first, in blocks."""
     temperature: float = Field(0.0, ge=0)
     """0 takes the least cost; above, others are chosen too, the more evenly the higher it is."""
     max_queue: int = Field(32, ge=1)

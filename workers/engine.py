@@ -113,6 +113,7 @@ class Engine:
             data_parallel_size=self.data_parallel_size,
             max_loras=loras.running if loras else 0,
             max_cpu_loras=loras.held if loras else 0,
+            resident_loras=self.loras.resident,
             kv_usage=self.load.kv_usage,
             running=self.load.running,
             waiting=self.load.waiting,

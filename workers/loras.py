@@ -43,7 +43,14 @@ class EngineLoras:
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
+        #: Those that were used last at the end.
         self._requests: dict[str, LoRARequest] = {}
+
+    @property
+    def resident(self) -> list[str]:
+        """Ids of the adapters that need not be brought to the device: vLLM leaves those there that were used last."""
+        limits = self.limits
+        return sorted([*self._requests][-limits.running :]) if limits else []
 
     @property
     def limits(self) -> Limits | None:
@@ -93,6 +100,8 @@ class EngineLoras:
         if not adapter:
             return None
         try:
-            return self._requests[adapter]
+            request = self._requests.pop(adapter)
         except KeyError:
             raise AdapterMissing("the worker's engine does not hold the adapter of the request") from None
+        self._requests[adapter] = request
+        return request

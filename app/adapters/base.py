@@ -4,29 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.errors import InvalidRequest, TrivetError
+from app.errors import AdapterRefused, TrivetError
 
-
-class AdapterRefused(InvalidRequest):
-    """An adapter, its name or its source is not allowed, or not what it claims to be. The message says why."""
-
-    code = "invalid_adapter"
+__all__ = ["Adapter", "AdapterCacheFull", "AdapterRefused", "AdapterTooLarge", "AdapterUnreachable"]
 
 
 class AdapterTooLarge(AdapterRefused):
     """The adapter, or the archive with it, is larger than `adapters.max_mb`, or than the cache."""
 
-    code = "adapter_too_large"
-
 
 class AdapterUnreachable(AdapterRefused):
     """The source did not give the adapter: not there, no access, no connection, or not in time."""
 
-    code = "adapter_unreachable"
-
 
 class AdapterCacheFull(TrivetError):
-    """The adapters that workers of this host hold fill the cache, or its disk is full."""
+    """The adapters that workers of this host hold fill the cache, or its folder cannot be written to."""
 
     status = 503
     code = "adapter_cache_full"

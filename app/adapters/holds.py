@@ -16,6 +16,10 @@ class Holds:
         self._held: dict[Path, tuple[int, int]] = {}
         self._mutex = threading.Lock()
 
+    def held(self) -> list[Path]:
+        with self._mutex:
+            return [*self._held]
+
     def take(self, folder: Path) -> None:
         """Called under the cache's lock: nobody has an exclusive lock on the folder then."""
         with self._mutex:

@@ -56,7 +56,7 @@ class Asking:
         decode = fleet.decoders() if whole or dry else []
         stages: list[tuple[Stage, list[WorkerRecord]]] = [("whole", whole), ("prefill", prefill), ("decode", decode)]
         asked = self._request(ask, "first") | {"turn": turn, "dry": dry}
-        asked["candidates"] = [one for stage, workers in stages for one in self._candidates(stage, workers)]
+        asked["candidates"] = [one for stage, workers in stages for one in self._candidates(stage, workers, ask)]
         asked["encoders"] = [_encoder(one.assignment) for one in fleet.encoders(ask.fingerprint)] if ask.media else []
         asked["items"] = [
             {
@@ -71,7 +71,7 @@ class Asking:
     def second(self, fleet: Fleet, ask: Ask) -> dict[str, Any]:
         """To choose who decodes."""
         candidates = [
-            one | {"record": keys.worker(one["worker"])} for one in self._candidates("decode", fleet.decoders())
+            one | {"record": keys.worker(one["worker"])} for one in self._candidates("decode", fleet.decoders(), ask)
         ]
         cancelled = keys.cancelled(ask.request_id)
         return self._request(ask, "decode") | {"candidates": candidates, "items": [], "cancelled": cancelled}
@@ -90,8 +90,9 @@ class Asking:
             "session": keys.session(ask.tenant, ask.session) if ask.session else False,
         }
 
-    def _candidates(self, stage: Stage, workers: list[WorkerRecord]) -> Iterator[dict[str, Any]]:
+    def _candidates(self, stage: Stage, workers: list[WorkerRecord], ask: Ask) -> Iterator[dict[str, Any]]:
         for one in workers:
+            is_there = not ask.adapter or ask.adapter in one.engine.resident_loras
             block_size = max(1, one.engine.block_size)
             for rank in range(one.engine.data_parallel_size):
                 yield {
@@ -102,6 +103,7 @@ class Asking:
                     "load": keys.load(one.id, one.incarnation, rank),
                     "kv": self._settings.kv_events and keys.kv(one.id, rank),
                     "predicted_prefix": keys.predicted(one.id, one.incarnation, rank, ""),
+                    "adapter_cost": 0.0 if is_there else self._settings.adapter_weight,
                     "block_size": block_size,
                     "kv_capacity": one.engine.kv_tokens // block_size,
                     "concurrency": max(1, one.concurrency // one.engine.data_parallel_size),

@@ -29,7 +29,8 @@ class Ask:
     `owner` is the API process that answers it: with the end of its lease the reservation ends. `items` are the
     identities of the request's media, each once, and `fingerprint` is that of the model they were named for. Of
     `priority` the lower goes first, as in vLLM. `session` names a talk, for policy `sticky`. The router hashes neither
-    `session` nor `tenant`: they become parts of keys, so whoever takes them from a client bounds their length.
+    `session` nor `tenant`: they become parts of keys, so whoever takes them from a client bounds their length. Workers
+    without the `adapter` (an id) are none of the fleet that is given beside it; here it is for its place on the device.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class Ask:
     session: str = ""
     tenant: str = ""
     priority: int = 0
+    adapter: str = ""
 
     @property
     def media(self) -> bool:

@@ -102,9 +102,9 @@ class Greedy:
         return True
 
 
-def greedy(client: Any, messages: list[dict[str, Any]], tokens: int = 24) -> Greedy:
+def greedy(client: Any, messages: list[dict[str, Any]], tokens: int = 24, model: str = "tiny") -> Greedy:
     answer = client.chat.completions.create(
-        model="tiny",
+        model=model,
         messages=messages,
         max_tokens=tokens,
         temperature=0,

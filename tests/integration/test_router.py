@@ -29,6 +29,7 @@ from tests.routing import (
     OTHER_ENCODE,
     OTHER_ITEM,
     OTHER_PREFILL,
+    ROOMY,
     SPLIT,
     TWO_AGG,
     TWO_SPLIT,
@@ -451,3 +452,18 @@ async def test_a_deadline_long_gone_changes_nothing(redis: Any) -> None:
     assert sum(await requests(redis, AGG, OTHER_AGG)) == 1
     for key in await loads(redis):
         assert await redis.ttl(key) == -1
+
+
+async def test_an_adapter_goes_where_it_ran_last(redis: Any) -> None:
+    resident = ROOMY.model_copy(update={"resident_loras": ["sql@v1"]})
+    fleet = Fleet((roomy(AGG, *ALL), roomy(OTHER_AGG, *ALL, engine=resident)))
+    routes, reservations = router(redis), Reservations(redis, 10.0)
+
+    async def alone(adapter: str) -> Any:
+        found = (await routes.plan(fleet, ask(adapter=adapter))).plan.prefill
+        await reservations.release(API, "r")
+        return found
+
+    assert {(await alone("sql@v1")).worker for _ in range(8)} == {OTHER_AGG.worker}
+    assert {(await alone("sql@v2")).worker for _ in range(20)} == {AGG.worker, OTHER_AGG.worker}
+    assert {(await alone("")).worker for _ in range(20)} == {AGG.worker, OTHER_AGG.worker}

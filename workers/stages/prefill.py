@@ -64,6 +64,7 @@ async def _choose(host: Host, task: PrefillTask, prompt: RenderedPrompt) -> Deci
         session=task.session,
         tenant=task.tenant,
         priority=task.priority,
+        adapter=task.adapter,
     )
     fleet = await host.fleet.holding(task.adapter, lambda fleet: bool(fleet.decoders()))
     decision = await host.router.hand_off(fleet.without(task.avoid), ask, task.plan)

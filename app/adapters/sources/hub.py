@@ -17,8 +17,6 @@ from app.adapters.limits import CHUNK, STALL_S
 
 log = logging.getLogger(__name__)
 
-RETRIES = 2
-
 _SOURCE = re.compile(r"[Hh][Ff]://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+(?:/[\w.-]+)*))?", re.ASCII)
 
 
@@ -74,14 +72,15 @@ class HubSource:
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
             build_hf_headers,
+            get_session,
             hf_raise_for_status,
-            http_stream_backoff,
         )
 
         url = hf_hub_url(self._repo, name, revision=commit)
         # Sizes and hashes are those of the file as it is, so it must come as it is.
         headers = build_hf_headers() | {"Accept-Encoding": "identity"}
-        with http_stream_backoff("GET", url, headers=headers, timeout=STALL_S, max_retries=RETRIES) as answer:
+        # Not the hub's own wrapper with retries: it would begin anew in the middle of what has been written.
+        with get_session().stream("GET", url, headers=headers, timeout=STALL_S) as answer:
             hf_raise_for_status(answer)
             yield from answer.iter_raw(CHUNK)
 

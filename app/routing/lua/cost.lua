@@ -45,7 +45,7 @@ local function appraise(c)
     work = weights.prefill_load_scale * (weights.queue_weight * c.prefill_tokens + credited) / c.block_size
   end
   c.cost = work + c.kv_blocks + c.own_blocks + weights.active_request_weight * c.requests
-    + weights.embedding_weight * c.embedding_bytes / MIB
+    + weights.embedding_weight * c.embedding_bytes / MIB + c.adapter_cost
 end
 
 local remember = note
