@@ -39,7 +39,7 @@ PICTURES = 40
 HASHES = 20
 
 #: Text requests in a second. They come when they come: one that waits makes none of the others wait to be sent.
-RATE = 20
+RATE = 100
 IDLE_S = 15.0
 
 
