@@ -57,7 +57,7 @@ class Adapters:
         self._engine = engine
         self._registry = registry
         self._settings = settings.adapters
-        self._model = settings.served_name
+        self._base, self._model = settings.model, settings.served_name
         self._heartbeat_s = settings.worker.heartbeat_s
         self._announce: Callable[[], Awaitable[None]] | None = None
         self._fetch = fetch
@@ -235,7 +235,9 @@ class Adapters:
         limits = self._engine.limits
         if limits is None:
             raise AdapterLoadFailed("this worker's engine takes no adapters: start it with --enable-lora")
-        adapter = await self._fetch(name, uri, self._settings, max_rank=limits.max_rank, version=version)
+        adapter = await self._fetch(
+            name, uri, self._settings, max_rank=limits.max_rank, base_model=self._base, version=version
+        )
         # Goes on when nobody waits for it any more: else the engine could have it, and nobody would know.
         adding = asyncio.create_task(self._add(adapter, limits, load))
         try:
