@@ -23,6 +23,7 @@ from app.errors import AdapterLoadFailed, AdapterMissing, BrokerUnavailable, Tri
 from app.messages import Assignment
 from app.redis import subscription
 from app.settings import Settings
+from workers import metrics
 from workers.loras import Limits, Loras
 
 log = logging.getLogger(__name__)
@@ -31,8 +32,6 @@ log = logging.getLogger(__name__)
 AGAIN_S = 30.0
 #: Longest engine's share in loading an adapter, after it was fetched.
 ENGINE_S = 60.0
-
-Fetch = Callable[..., Awaitable[Adapter]]
 
 
 class Failed(NamedTuple):
@@ -51,14 +50,14 @@ class Adapters:
         engine: Loras,
         registry: AdapterRegistry,
         settings: Settings,
-        fetch: Fetch = adapters.fetch,
+        fetch: Callable[..., Awaitable[Adapter]] = adapters.fetch,
         release: Callable[[Adapter], None] = adapters.release,
     ) -> None:
         self._me = me
         self._engine = engine
         self._registry = registry
         self._settings = settings.adapters
-        self._model = settings.served_name
+        self._base, self._model = settings.model, settings.served_name
         self._heartbeat_s = settings.worker.heartbeat_s
         self._announce: Callable[[], Awaitable[None]] | None = None
         self._fetch = fetch
@@ -86,6 +85,7 @@ class Adapters:
     def using(self, adapter: str) -> Iterator[None]:
         """Until the block ends the adapter stays. Raises AdapterMissing if it is not here; "" is the model itself."""
         if adapter and adapter not in self._held:
+            metrics.ADAPTERS.labels("missing").inc()
             raise AdapterMissing("the worker does not hold the adapter of the request")
         self._using[adapter] += 1
         try:
@@ -219,6 +219,7 @@ class Adapters:
             log.error("adapter %s could not be loaded", name, exc_info=error)
             reason = f"the worker failed ({type(error).__name__}; see its log)"
         log.warning("adapter %s is not here: %s", name, reason)
+        metrics.ADAPTERS.labels("failed").inc()
         return reason, refused
 
     async def _tell(self) -> None:
@@ -234,7 +235,9 @@ class Adapters:
         limits = self._engine.limits
         if limits is None:
             raise AdapterLoadFailed("this worker's engine takes no adapters: start it with --enable-lora")
-        adapter = await self._fetch(name, uri, self._settings, max_rank=limits.max_rank, version=version)
+        adapter = await self._fetch(
+            name, uri, self._settings, max_rank=limits.max_rank, base_model=self._base, version=version
+        )
         # Goes on when nobody waits for it any more: else the engine could have it, and nobody would know.
         adding = asyncio.create_task(self._add(adapter, limits, load))
         try:
@@ -258,6 +261,7 @@ class Adapters:
                     await self._engine.add(adapter)
                     self._held[adapter.id] = adapter
                     taken = True
+                    self._count("loaded")
                     log.info("adapter %s: rank %d, %d bytes", adapter.id, adapter.rank, adapter.size)
                 if load:
                     self._kept[load] = adapter.id
@@ -288,5 +292,10 @@ class Adapters:
             finally:
                 self._release(adapter)
             log.info("adapter %s was let go", one)
+            self._count("let_go")
         if gone:
             await self._tell()
+
+    def _count(self, event: str) -> None:
+        metrics.ADAPTERS.labels(event).inc()
+        metrics.ADAPTERS_HELD.set(len(self._held))

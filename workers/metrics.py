@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import REGISTRY, Counter, start_http_server
+from prometheus_client import REGISTRY, Counter, Gauge, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -21,6 +21,10 @@ HANDED_OFF = Counter(
     "Requests handed to a decode worker, by the policy that decided, and why that was not the one of the settings.",
     ["policy", "fallback"],
 )
+ADAPTERS = Counter("trivet_adapters", "What became of adapters in this worker.", ["event"])
+for _event in ("loaded", "failed", "let_go", "missing"):
+    ADAPTERS.labels(_event)  # there from the start, at 0
+ADAPTERS_HELD = Gauge("trivet_adapters_held", "Adapters that the engine holds.")
 
 
 def serve(host: str) -> str:

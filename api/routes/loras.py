@@ -95,7 +95,7 @@ async def unload(request: Request, body: NameBody) -> JSONResponse:
     return await _unloaded(request, body.lora_name)
 
 
-@router.post("/v1/load_lora_adapter")
+@router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
 async def vllm_load(request: Request, body: VllmLoadBody) -> Response:
     """As vLLM's server has it, but for the whole cluster. A name that is taken is refused without `load_inplace`."""
     adapters = _adapters(request)
@@ -109,7 +109,7 @@ async def vllm_load(request: Request, body: VllmLoadBody) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
-@router.post("/v1/unload_lora_adapter")
+@router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
 async def vllm_unload(request: Request, body: NameBody) -> Response:
     """As vLLM's server has it."""
     await _adapters(request).unload(body.lora_name)

@@ -10,6 +10,9 @@ from app.adapters.base import AdapterRefused
 from app.adapters.config import AdapterConfig
 from app.adapters.intake import WEIGHTS
 
+#: Of a module's weight: (outputs, inputs).
+Shape = tuple[int, int]
+
 PREFIX = "base_model.model."
 #: The base model's own weights, which PEFT saves with those of an embedding, and vLLM skips.
 OF_THE_BASE = (".embed_tokens.base_layer.weight", ".lm_head.base_layer.weight")
@@ -32,23 +35,25 @@ class _Tensor:
     shape: tuple[int, ...]
 
 
-def read_modules(folder: Path, config: AdapterConfig) -> frozenset[str]:
-    """The full names of the modules that the adapter changes, as in the checkpoint.
+def read_modules(folder: Path, config: AdapterConfig) -> dict[str, Shape | None]:
+    """The full names of the modules that the adapter changes, as in the checkpoint, and the shapes of the changes.
+
+    No shape is told of embeddings, which have it the other way round, and of experts, which may be stacked.
 
     Raises AdapterRefused for a file that is truncated or is no safetensors file, and for tensors that are not the two
     factors of each module, of its rank.
     """
-    modules: dict[str, set[str]] = {}
+    modules: dict[str, dict[str, _Tensor]] = {}
     for tensor in _tensors(folder / WEIGHTS):
         if tensor.name.endswith(OF_THE_BASE):
             continue
         module, factor = _checked(tensor, config)
-        modules.setdefault(module, set()).add(factor)
+        modules.setdefault(module, {})[factor] = tensor
     if not modules:
         raise _wrong("it has no tensors of a LoRA adapter")
-    if incomplete := [module for module, factors in modules.items() if factors != {"A", "B"}]:
+    if incomplete := [module for module, factors in modules.items() if len(factors) < 2]:
         raise _wrong(f"one of the two factors is missing of {listed(incomplete)}")
-    return frozenset(modules)
+    return {module: _shape(module, factors["A"], factors["B"]) for module, factors in modules.items()}
 
 
 def check_known(modules: Collection[str], known: Collection[str]) -> None:
@@ -94,6 +99,12 @@ def _checked(tensor: _Tensor, config: AdapterConfig) -> tuple[str, str]:
     if len(tensor.shape) != 2 or 0 in tensor.shape or not fits:
         raise _wrong(f"{listed([tensor.name])} has shape {list(tensor.shape)}, and is no factor of rank {rank}")
     return module, factor
+
+
+def _shape(module: str, a: _Tensor, b: _Tensor) -> Shape | None:
+    if "embedding" in a.name.removeprefix(PREFIX).removeprefix(module) or ".experts" in module:
+        return None
+    return b.shape[0], a.shape[1]
 
 
 def _of_experts(module: str) -> str:

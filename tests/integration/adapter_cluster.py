@@ -33,7 +33,10 @@ class Sources:
         self.held: Counter[str] = Counter()
         self.fetched: list[str] = []
 
-    async def fetch(self, name: str, uri: str, _settings: Any, *, max_rank: int, version: str | None = None) -> Adapter:
+    async def fetch(
+        self, name: str, uri: str, _settings: Any, *, max_rank: int, base_model: str, version: str | None = None
+    ) -> Adapter:
+        assert base_model == MODEL
         await asyncio.sleep(0)
         found = self.versions.get(uri)
         if found is None or (version is not None and version != found):

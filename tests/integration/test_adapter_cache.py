@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from app import tiny_model
 from app.adapters import (
@@ -22,7 +23,7 @@ from app.adapters import (
 )
 from app.adapters.holds import HOLDS
 from app.settings_adapters import AdapterSettings
-from tests.adapters import make_adapter
+from tests.adapters import WEIGHTS, make_adapter
 from tests.polling import until
 
 
@@ -121,6 +122,16 @@ async def test_a_version_that_the_source_no_longer_has(place: Place) -> None:
     with pytest.raises(AdapterRefused, match=f"and {first.version} is asked for"):
         await place.fetch("sql", version=first.version)
     assert place.versions() == set() and place.rest() == []
+
+
+async def test_an_adapter_for_another_model(place: Place, model: Path) -> None:
+    place.make("own")
+    other = Path(place.make("other")) / WEIGHTS
+    save_file({name.replace("layers.2.", "layers.9."): one for name, one in load_file(other).items()}, other)
+    with pytest.raises(AdapterRefused, match="for another one"):
+        await place.fetch("other", base_model=str(model))
+    assert place.versions() == set() and place.rest() == []
+    await place.fetch("own", base_model=str(model))
 
 
 async def test_the_least_recently_used_goes_first_and_none_that_is_held(place: Place) -> None:

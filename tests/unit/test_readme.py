@@ -107,7 +107,7 @@ def of_a_worker() -> dict[str, set[str]]:
     from workers.embeddings import store
     from workers.items import finder, local
     from workers.kv_events.service import KVEvents
-    from workers.metrics import HANDED_OFF, ItemMetrics, KVEventMetrics
+    from workers.metrics import ADAPTERS, ADAPTERS_HELD, HANDED_OFF, ItemMetrics, KVEventMetrics
 
     failures = {one.code: 1 for one in tree(errors.TensorError)}
     items: Any = SimpleNamespace(
@@ -121,7 +121,13 @@ def of_a_worker() -> dict[str, set[str]]:
         f"{one.name}_total" if one.type == "counter" else one.name: {
             sample.labels["event"] for sample in one.samples if "event" in sample.labels
         }
-        for one in (*ItemMetrics(items).collect(), *KVEventMetrics(kv).collect(), *HANDED_OFF.collect())
+        for one in (
+            *ItemMetrics(items).collect(),
+            *KVEventMetrics(kv).collect(),
+            *HANDED_OFF.collect(),
+            *ADAPTERS.collect(),
+            *ADAPTERS_HELD.collect(),
+        )
     }
 
 
