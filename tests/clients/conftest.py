@@ -62,7 +62,7 @@ def weather_schema() -> dict[str, Any]:
 #: and blanks, of which it would write without end, come only where nothing else can.
 ORDER = {
     **{'"': 100, "}": 95, "{": 90, ":": 85, "[": 85, "]": 80, ",": 70},
-    **dict.fromkeys("0tfn", 30),
+    **dict.fromkeys("0123456789tfn", 30),
     **{" ": 20, "\n": -100, "\r": -100, "\t": -100},
 }
 

@@ -38,7 +38,7 @@ def tools(ask: dict[str, Any], weather_schema: dict[str, Any]) -> dict[str, Any]
     blanks into the JSON without end, so every token that may come is made about as likely as the others."""
     tool = {"name": "weather", "description": "The weather.", "input_schema": weather_schema, "strict": True}
     choice = {"type": "any", "disable_parallel_tool_use": True}
-    return ask | {"tools": [tool], "tool_choice": choice, "max_tokens": 1500, "extra_body": {"temperature": 5}}
+    return ask | {"tools": [tool], "tool_choice": choice, "max_tokens": 1500, "extra_body": {"temperature": 2}}
 
 
 def prompt_tokens(usage: anthropic.types.Usage) -> int:
@@ -114,7 +114,7 @@ def test_a_streamed_tool_call(client: Anthropic, tools: dict[str, Any], choice: 
 
 def test_parsed_output(client: Anthropic, ask: dict[str, Any]) -> None:
     message = client.messages.parse(
-        **ask | {"max_tokens": 1500, "extra_body": {"temperature": 5}}, output_format=Weather
+        **ask | {"max_tokens": 1500, "extra_body": {"temperature": 2}}, output_format=Weather
     )
     assert isinstance(message.parsed_output, Weather)
 

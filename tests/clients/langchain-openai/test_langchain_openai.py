@@ -90,7 +90,7 @@ class TestChatOpenAI(ChatModelIntegrationTests):
         }
         if any(word in name for word in FORMED):
             one_call = {"parallel_tool_calls": False}  # or it makes calls until its length is used up
-            self._parameters |= {"logit_bias": short_json, "model_kwargs": one_call, "max_tokens": 200}
+            self._parameters |= {"logit_bias": short_json, "model_kwargs": one_call, "max_tokens": 100}
 
     @pytest.fixture(autouse=True)
     def local_pictures(self, monkeypatch: pytest.MonkeyPatch, red_png: str) -> None:

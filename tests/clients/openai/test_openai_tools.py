@@ -41,6 +41,8 @@ def tools(weather_schema: dict[str, Any]) -> Any:
     return [{"type": "function", "function": one} for one in (weather, clock)]
 
 
+#: Of answers without a call.
+SHORT = {"max_tokens": 12}
 NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 
 
@@ -80,7 +82,7 @@ def test_required_tools_are_called(client: OpenAI, ask: dict[str, Any], tools: A
 
 def test_no_tool_is_called_unasked(client: OpenAI, ask: dict[str, Any], tools: Any) -> None:
     for choice in ("none", "auto"):
-        answer = client.chat.completions.create(**ask, tools=tools, tool_choice=choice).choices[0]
+        answer = client.chat.completions.create(**ask | SHORT, tools=tools, tool_choice=choice).choices[0]
         assert not answer.message.tool_calls and answer.message.content
         assert answer.finish_reason in ("stop", "length")
 
@@ -101,6 +103,7 @@ def test_a_tools_result_goes_back(client: OpenAI, ask: dict[str, Any], tools: An
     message = client.chat.completions.create(**ask, tools=tools, tool_choice=NAMED).choices[0].message
     (call,) = message.tool_calls or ()
     history = [*QUESTION, message, {"role": "tool", "tool_call_id": call.id, "content": "20 degrees"}]
+    ask |= SHORT
     answer = client.chat.completions.create(**ask | {"messages": history}, tools=tools)
     assert answer.choices[0].message.content
     assert answer.usage is not None
