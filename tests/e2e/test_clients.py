@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 from xml.etree import ElementTree
 
 import pytest
@@ -38,7 +39,7 @@ def outcomes(
 ) -> Iterator[dict[Suite, Future[Tests]]]:
     """What the suites that are wanted found, or will."""
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    wanted = [item.callspec.params["suite"] for item in items if item.module is request.module]
+    wanted = [cast(Suite, item.callspec.params["suite"]) for item in items if item.module is request.module]
     servers = {topology: stacks[topology].base_url for _, topology in wanted}
     folder = tmp_path_factory.mktemp("clients")
     with ExitStack() as stack:
