@@ -50,8 +50,13 @@ def _media_limits(media: MediaSettings) -> None:
 
 
 def prepare_cpu(settings: Settings) -> None:
-    """Share a host's cores among its engines. vLLM's own binding gives every engine all of them."""
-    threads = max(1, len(os.sched_getaffinity(0)) // settings.engine.per_host)
+    """Share a host's cores among its engines. vLLM's own binding gives every engine all of them.
+
+    One is left to the API, the workers' own loops and Redis: where a thread of an engine's step has no core, the others
+    spin until it gets one, and with two threads on two busy cores a step took ten times as long.
+    """
+    cores = len(os.sched_getaffinity(0)) - 1
+    threads = max(1, cores // settings.engine.per_host)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     # One process less for each engine, and so half the start-up; thread binding, its one loss, is off anyway.
