@@ -71,7 +71,9 @@ def _turn(item: pytest.Item) -> tuple[int, bool]:
 
 
 def _topology(item: pytest.Item) -> str | None:
-    """That of a test's parameter, or of the fixture that it asks for; None: it uses no shared one."""
+    """That of a test's marker or parameter, or of the fixture that it asks for; None: it uses no shared one."""
+    if (marker := item.get_closest_marker("topology")) is not None:
+        return str(marker.args[0])
     fixtures = getattr(item, "fixturenames", ())
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     if not {"stacks", *TOPOLOGIES} & set(fixtures):
@@ -79,7 +81,7 @@ def _topology(item: pytest.Item) -> str | None:
     for name in (*parameters.values(), *fixtures):
         if isinstance(name, str) and name in TOPOLOGIES:
             return name
-    raise pytest.UsageError(f"{item.nodeid} does not say which topology it uses: ask for a fixture of its name")
+    raise pytest.UsageError(f"{item.nodeid} does not say which topology it uses: mark it")
 
 
 class Stacks(Mapping[str, Stack]):

@@ -17,6 +17,8 @@ from tests.e2e.client_venvs import CLIENTS, SUITES, made
 from tests.e2e.second_api import second_api
 from tests.e2e.stack import Stack
 
+#: They ask agg, too, which runs beside any other.
+pytestmark = pytest.mark.topology("pd")
 #: Of one suite, beside another.
 LIMIT_S = 300
 #: Suites at once: one of them waits for its answers most of the time.

@@ -33,7 +33,7 @@ def answer(url: str, ask: Ask) -> Any:
     return sse.merged(sse.events(found.text))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def answers() -> Callable[[str], Answers]:
     """A server's answers to all requests, asked for once."""
 

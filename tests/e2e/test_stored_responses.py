@@ -17,6 +17,7 @@ from tests.e2e.prompts import picture
 from tests.e2e.second_api import second_api
 from tests.e2e.stack import ENGINE, LIMITS, TOOL_PARSER, Stack
 
+pytestmark = pytest.mark.topology("agg")
 ASK: dict[str, Any] = {"model": "tiny", "max_output_tokens": 12, "temperature": 0}
 LOOK: Any = [
     {
