@@ -208,9 +208,13 @@ def _is_media(
     if kind not in texts and kind not in kinds:
         return True  # to be refused, whatever is in it
     allowed = {kind, *fields} if kind in kinds else {kind}
-    for name in sorted(MEDIA_FIELDS & part.keys() - allowed):
-        if part.pop(name) is not None:
+    others = sorted(MEDIA_FIELDS & part.keys() - allowed)
+    # A body may be looked through more than once: one that is refused is left as it was.
+    for name in others:
+        if part[name] is not None:
             raise MediaRefused(f"a content part of type {kind} cannot have this field", param=f"{path}.{name}")
+    for name in others:
+        del part[name]
     return kind in kinds
 
 

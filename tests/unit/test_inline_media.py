@@ -143,6 +143,23 @@ def test_a_word_that_a_client_writes_stands_for_nothing() -> None:
     assert [medium.payload is not None for medium in _media(body, shape)] == [True, False]
 
 
+@pytest.mark.parametrize("size", [30, LARGE])
+@pytest.mark.parametrize("field", ["image_url", "image_embeds"])
+def test_a_part_that_is_refused_is_so_in_a_body_of_any_size(field: str, size: int) -> None:
+    hidden = {"type": "text", "text": "?", field: {"url": "x"}, "input_image": None}
+    body, shape = parsed(chat(image("A" * size), hidden))
+    assert isinstance(shape, type(CHAT)) and "input_image" in body["messages"][0]["content"][1]
+    with pytest.raises(media_parts.MediaRefused, match="cannot have this field") as caught:
+        _media(body, shape)
+    assert caught.value.param == f"messages[0].content[1].{field}"
+
+
+def test_no_text_of_a_body_with_a_wrong_part_is_cut_out() -> None:
+    text = {"type": "text", "text": f"data:image/png;base64,{LONG}"}
+    asked = chat(image(), text, {"type": "image_url", "image_url": 5})
+    assert parsed(asked) == (asked, CHAT)
+
+
 @pytest.mark.parametrize("bad", ["sécret", "a\nb", "\x00", " "])
 def test_what_is_no_base64_is_refused_by_whoever_decodes_it(bad: str) -> None:
     written = orjson.dumps(chat(image("MARK"))).replace(b"MARK", (LONG + bad).encode())
