@@ -56,8 +56,8 @@ class Admission:
         for _, medium in found:
             assert self._sources is not None
             self._sources.check(medium)
-        distinct = {_key(medium): medium for _, medium in reversed(found)}
-        taken = dict(zip(distinct, await together(self._take(one, anew) for one in distinct.values()), strict=True))
+        taken = await self._take_all(found, anew)
+        _check_uuids(found, taken)
         # No medium that came with the request is kept in it: base64 is large.
         self._borrowed = [(part, medium) for part, medium in found if taken[_key(medium)].borrowed]
         for part, medium in found:
@@ -67,6 +67,15 @@ class Admission:
     async def renew(self) -> None:
         """Get what was borrowed, and is gone. Raises as `Intake.admit` does."""
         await self.enter(self._borrowed, anew=True)
+
+    async def _take_all(self, found: _Found, anew: bool) -> dict[_Key, Taken]:
+        """A uuid alone means what came with it in the same request, so those parts are the last."""
+        taken: dict[_Key, Taken] = {}
+        for alone in (False, True):
+            distinct = {_key(medium): medium for _, medium in reversed(found) if (medium.url is None) is alone}
+            each = await together(self._take(one, anew) for one in distinct.values())
+            taken |= zip(distinct, each, strict=True)
+        return taken
 
     async def _take(self, medium: Medium, anew: bool) -> Taken:
         assert self._sources is not None
@@ -140,6 +149,15 @@ class Intake:
 
 def _key(medium: Medium) -> _Key:
     return medium.modality, medium.url, medium.uuid
+
+
+def _check_uuids(found: _Found, taken: dict[_Key, Taken]) -> None:
+    """A uuid that comes with two media means neither of them."""
+    named: dict[str, str] = {}
+    for _, medium in found:
+        identity = taken[_key(medium)].ref.identity
+        if medium.uuid is not None and named.setdefault(medium.uuid, identity) != identity:
+            raise MediaRefused("this uuid came with another medium in the same request", param=medium.param)
 
 
 def _refused_kwargs(why: str) -> InvalidRequest:

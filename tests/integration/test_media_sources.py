@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -301,6 +302,23 @@ async def test_a_url_that_died_is_not_answered_from_memory(apis: Any, web: Media
     assert isinstance(await api.refused(image(url)), MediaUnreachable)
 
 
+# --- data URLs ---
+
+
+@pytest.mark.parametrize("frame", ["AAAA", ""], ids=["tiny", "empty"])
+async def test_frames_beyond_the_limit_take_no_memory(apis: Any, frame: str) -> None:
+    api = await apis()
+    url = "data:video/jpeg;base64," + ",".join([frame] * 500_000)
+    tracemalloc.start()
+    try:
+        error = await api.refused(part("video_url", url))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "media.max_video_frames allows (1024)" in error.message
+    assert peak < 4 * len(url) + 2_000_000
+
+
 # --- uuids ---
 
 
@@ -360,6 +378,27 @@ async def test_a_uuid_with_other_bytes_stands_for_those(apis: Any) -> None:
     (new,) = await api.once(image(data_url(OTHER), "mine"))
     assert new.identity != old.identity
     assert await api.once(image(None, "mine")) == [new]
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_uuid_means_what_comes_with_it_in_the_same_request(apis: Any, web: MediaHost, first: bool) -> None:
+    """Wherever that part stands, and however long its medium takes."""
+    api = await apis()
+    (old,) = await api.once(image(data_url(PICTURE), "mine"))
+    web.put("/x.png", OTHER, "image/png")
+    parts = [image(web.url("/chain/2/x.png"), "mine"), image(None, "mine")]
+    one, other = await api.once(*(parts if first else parts[::-1]))
+    assert one.identity == other.identity != old.identity
+
+
+async def test_a_uuid_with_two_media_in_one_request_is_refused(apis: Any, web: MediaHost) -> None:
+    api = await apis()
+    url = web.put("/x.png", PICTURE, "image/png")
+    for other in (image(data_url(OTHER), "mine"), part("video_url", videos.file_url(videos.file()), "mine")):
+        error = await api.refused(image(data_url(PICTURE), "mine"), other)
+        assert (error.status, error.code) == (400, "invalid_media") and "uuid" in error.message
+        assert error.param == f"messages[0].content[1].{other['type']}"
+    await api.once(image(data_url(PICTURE), "mine"), image(url, "mine"))  # the same bytes
 
 
 async def test_a_uuid_with_other_bytes_can_be_refused(apis: Any) -> None:
