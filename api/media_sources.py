@@ -165,7 +165,9 @@ class MediaSources:
         return named, Taken(_reference(named, medium, naming, source), borrowed=False)
 
     def _decode(self, url: str, medium: Medium) -> tuple[bytes, str]:
-        return media.decode(url, medium.modality, int(self._limits.max_item_mb * 1e6), medium.param, medium.payload)
+        limits = self._limits
+        most = int(limits.max_item_mb * 1e6), limits.max_video_frames
+        return media.decode(url, medium.modality, *most, medium.param, medium.payload)
 
     def _identify(self, data: bytes, medium: Medium, media_type: str, salt: str) -> str:
         """The name of sound content. Raises MediaRefused."""

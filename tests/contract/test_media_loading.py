@@ -38,7 +38,7 @@ def ref(modality: Modality, media_type: str = "") -> MediaRef:
 
 def load(url: str, modality: Modality, kwargs: Any = None, limits: MediaSettings = LIMITS) -> Any:
     """As the program does it: the API takes the URL apart, the worker decodes."""
-    data, media_type = decode(url, modality, 1 << 30, PARAM)
+    data, media_type = decode(url, modality, 1 << 30, 1000, PARAM)
     return media_loading.load(ref(modality, media_type), data, kwargs or {}, limits)
 
 

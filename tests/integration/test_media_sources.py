@@ -217,7 +217,7 @@ async def test_a_url_is_known_to_other_processes_too(apis: Any, web: MediaHost) 
     (second,) = await two.admit(image(url))
     assert second.source == first.source, "the bytes that the other one holds"
     assert (web.gets(status=200), web.gets(status=304), two.holder.users) == (1, 1, 0)
-    assert two.admission is not None and two.admission.borrowed
+    assert two.admission is not None and two.admission.borrows(second.param)
 
 
 async def test_what_nobody_has_any_more_is_got_without_a_question(
@@ -247,7 +247,7 @@ async def test_an_embedding_is_enough(apis: Any, web: MediaHost) -> None:
     (second,) = await api.admit(image(url))
     assert (second.identity, second.source, second.size) == (first.identity, None, len(PICTURE))
     assert (web.gets(status=200), web.gets(status=304)) == (1, 1)
-    assert api.admission is not None and api.admission.borrowed
+    assert api.admission is not None and api.admission.borrows(second.param)
 
 
 async def test_what_turns_out_to_be_gone_is_got_again(apis: Any, web: MediaHost) -> None:
@@ -259,17 +259,36 @@ async def test_what_turns_out_to_be_gone_is_got_again(apis: Any, web: MediaHost)
     parts = [image(data_url(OTHER)), image(url)]
     await api.admit(*parts)
     assert api.admission is not None and api.holder.users == 1
-    await api.admission.renew()
+    param = "messages[0].content[1].image_url"
+    assert not api.admission.borrows("messages[0].content[0].image_url") and api.admission.borrows(param)
+    await api.admission.renew(param)
     renewed = from_url(parts[1]["image_url"]["url"])
-    assert (renewed.identity, api.read(renewed), renewed.param) == (
-        first.identity,
-        PICTURE,
-        "messages[0].content[1].image_url",
-    )
-    assert (api.holder.users, api.admission.borrowed) == (2, False)
+    assert (renewed.identity, api.read(renewed), renewed.param) == (first.identity, PICTURE, param)
+    assert api.holder.users == 2 and not api.admission.borrows(param)
     assert (web.gets(status=200), web.gets(status=304)) == (2, 1)
     await api.admission.release()
     assert api.holder.users == 0
+
+
+async def test_only_what_is_gone_is_got_again(apis: Any, web: MediaHost) -> None:
+    """A uuid whose medium is still where it was is none of a URL's trouble. The URL's second part is."""
+    api, other = await apis(), await apis()
+    url = web.put("/x.png", PICTURE, "image/png", etag=True)
+    (fetched,) = await api.once(image(url))
+    (named,) = await other.once(image(data_url(OTHER), "mine"))
+    await other.said(named)
+    await encoded_by(api, fetched)
+    await api.forget()
+    parts = [image(None, "mine"), image(url), image(url)]
+    await api.admit(*parts)
+    assert api.admission is not None and api.admission.borrows("messages[0].content[0].image_url")
+    await api.admission.renew("messages[0].content[2].image_url")
+    kept, *renewed = [from_url(part["image_url"]["url"]) for part in parts]
+    assert kept.source == named.source
+    assert [api.read(ref) for ref in renewed] == [PICTURE, PICTURE]
+    assert [api.admission.borrows(ref.param) for ref in (kept, *renewed)] == [True, False, False]
+    assert web.gets(status=200) == 2
+    await api.admission.release()
 
 
 async def test_identity_by_text_asks_once(apis: Any, web: MediaHost) -> None:
@@ -420,7 +439,7 @@ async def test_a_uuid_whose_medium_is_gone(apis: Any, fleet: Fleet) -> None:
     assert (reused.identity, reused.source) == (ref.identity, None), "a worker has its embedding"
     assert api.admission is not None
     with pytest.raises(MediaUuidNotFound):
-        await api.admission.renew()
+        await api.admission.renew("messages[0].content[0].image_url")
     fleet.living.clear()
     assert (await api.refused(image(None, "mine"))).code == "media_uuid_not_found"
 
