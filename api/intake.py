@@ -7,7 +7,7 @@ twice.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from api import media_parts, references
 from api.media_parts import Medium, Part, Shape
@@ -28,6 +28,12 @@ _Key = tuple[Modality, str | None, str | None]
 _Found = list[tuple[Part, Medium]]
 
 
+class _Borrowed(NamedTuple):
+    part: Part
+    medium: Medium
+    identity: str
+
+
 class Admission:
     """The media of one request: references in its body, and what is held for them until `release`."""
 
@@ -35,7 +41,7 @@ class Admission:
         self._sources = sources
         self._shape = shape
         self._naming = naming
-        self._borrowed: _Found = []
+        self._borrowed: list[_Borrowed] = []
         self._held: list[str] = []
 
     @property
@@ -43,12 +49,11 @@ class Admission:
         """Identities, once for each time that they are held."""
         return tuple(self._held)
 
-    @property
-    def borrowed(self) -> bool:
-        """Whether a medium may be gone when a worker comes for it; then `renew` is worth a try."""
-        return bool(self._borrowed)
+    def borrows(self, param: str | None) -> bool:
+        """Whether the medium of this field may be gone when a worker comes for it; then `renew` is worth a try."""
+        return any(one.medium.param == param for one in self._borrowed)
 
-    async def enter(self, found: _Found, *, anew: bool = False) -> None:
+    async def enter(self, found: _Found) -> None:
         """Get all media, each once, and put the references into the body. Raises as `Intake.admit` does.
 
         Nobody is asked for anything while one of them is refused.
@@ -56,17 +61,26 @@ class Admission:
         for _, medium in found:
             assert self._sources is not None
             self._sources.check(medium)
+        await self._replace(found, anew=False)
+
+    async def renew(self, param: str | None) -> None:
+        """Get the medium of this field, which was borrowed and is gone, and that of others that have the same one.
+
+        Raises as `Intake.admit` does.
+        """
+        gone = {one.identity for one in self._borrowed if one.medium.param == param}
+        again = [(one.part, one.medium) for one in self._borrowed if one.identity in gone]
+        self._borrowed = [one for one in self._borrowed if one.identity not in gone]
+        await self._replace(again, anew=True)
+
+    async def _replace(self, found: _Found, *, anew: bool) -> None:
         taken = await self._take_all(found, anew)
         _check_uuids(found, taken)
-        # No medium that came with the request is kept in it: base64 is large.
-        self._borrowed = [(part, medium) for part, medium in found if taken[_key(medium)].borrowed]
         for part, medium in found:
-            ref = taken[_key(medium)].ref.model_copy(update={"param": medium.param})
-            self._shape.write(part, references.to_url(ref))
-
-    async def renew(self) -> None:
-        """Get what was borrowed, and is gone. Raises as `Intake.admit` does."""
-        await self.enter(self._borrowed, anew=True)
+            ref, borrowed = taken[_key(medium)]
+            if borrowed:  # no medium that came with the request is kept in it: base64 is large
+                self._borrowed.append(_Borrowed(part, medium, ref.identity))
+            self._shape.write(part, references.to_url(ref.model_copy(update={"param": medium.param})))
 
     async def _take_all(self, found: _Found, anew: bool) -> dict[_Key, Taken]:
         """A uuid alone means what came with it in the same request, so those parts are the last."""
