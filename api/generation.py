@@ -197,7 +197,7 @@ async def _begin(services: Services, asked: RequestContext, body: Body, generati
                 raise failure from error
         log.info("request %s runs once more: a medium that it referred to is gone", asked.request_id)
         asked.failure = None
-        await admission.renew(told.param)
+        await _come(asked, admission.renew(told.param))
 
 
 async def _come(asked: RequestContext, media: Coroutine[Any, Any, T]) -> T:

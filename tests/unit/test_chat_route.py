@@ -325,3 +325,18 @@ async def test_a_medium_that_was_referred_to_and_is_gone_is_got_again_once(
     renewed = renewed if error is MediaExpired else []
     assert services.intake.renewed == renewed and len(runs) == len(renewed) + 1
     assert services.intake.released == ["identity"]
+
+
+async def test_a_medium_that_does_not_come_again_has_the_requests_deadline(
+    client: httpx.AsyncClient, services: Any
+) -> None:
+    async def fail(_request: Any) -> Any:
+        raise MediaExpired("gone", param="a")
+
+    services.intake.borrowed = {"a"}
+    services.intake.comes.clear()
+    services.serving.chat = fail
+    asking = client.post("/v1/chat/completions", json={"n": 1}, headers={"X-Request-Timeout": "0.2"})
+    found = await asyncio.wait_for(asking, 10)
+    assert (found.status_code, found.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert services.intake.released == ["identity"]
