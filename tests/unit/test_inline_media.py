@@ -37,7 +37,9 @@ def decoded(body: dict[str, Any], shape: Shape) -> list[bytes]:
     """The media of the body, as the intake takes them."""
     media_of = [shape.read(path, part) for path, part in shape.parts(body)]
     return [
-        media.decode(one.url, one.modality, 10**9, 1000, one.param, one.payload)[0] for one in media_of if one.url is not None
+        media.decode(one.url, one.modality, 10**9, 1000, one.param, one.payload)[0]
+        for one in media_of
+        if one.url is not None
     ]
 
 
