@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import httpcore
 import pytest
 
 from app.errors import (
@@ -19,6 +20,7 @@ from app.errors import (
 )
 from app.media.dialer import Resolver
 from app.media.fetch import Fetched, MediaFetcher
+from app.media.response import PIECES, body
 from app.settings import SettingsError
 from app.settings_sections import MediaUrlSettings
 from tests.certificates import certified
@@ -98,6 +100,7 @@ async def test_nothing_of_loopback_is_fetched_by_default(host: MediaHost) -> Non
         ("/endless-chunks", MediaTooLarge, "media.max_item_mb"),
         ("/huge", MediaTooLarge, "media.max_item_mb"),
         ("/long/cat.png", MediaUnreachable, "broke its answer off"),
+        ("/crumbs/cat.png", MediaUnreachable, "pieces that are too small"),
         ("/garbage", MediaUnreachable, "other than HTTP"),
         ("/bomb", MediaRefused, "compressed"),
         ("/html", MediaRefused, "another type of content"),
@@ -168,6 +171,29 @@ async def test_large_bodies_are_whole(host: MediaHost) -> None:
     fetcher = MediaFetcher(MediaUrlSettings(**LOOPBACK), len(data))
     assert (await fetcher.fetch(host.put("/large", data, "video/mp4"), PART)).data == data
     await fetcher.close()
+
+
+async def test_a_small_body_may_come_in_crumbs(host: MediaHost, opened: Any) -> None:
+    host.put("/small.png", PICTURE[:1800], "image/png")
+    assert (await opened().fetch(host.url("/crumbs/small.png"), PART)).data == PICTURE[:1800]
+
+
+async def test_pieces_that_are_here_already_are_taken_in_turns() -> None:
+    turns, done = 0, asyncio.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(PIECES):
+            yield b"ab"
+        done.set()
+
+    async def everything_else() -> None:
+        nonlocal turns
+        while not done.is_set():
+            turns += 1
+            await asyncio.sleep(0)
+
+    got, _ = await asyncio.gather(body(httpcore.Response(200, content=pieces()), LIMIT), everything_else())
+    assert got == b"ab" * PIECES and turns > PIECES // 100
 
 
 async def test_a_bomb_is_not_even_read(host: MediaHost) -> None:
