@@ -16,7 +16,7 @@ from api.known_media import KnownMedia
 from api.media_sources import MediaSources, lease_s
 from api.references import from_url
 from app import keys
-from app.errors import InvalidRequest, MediaUnreachable, MediaUuidNotFound, MediaUuidTaken
+from app.errors import BrokerUnavailable, InvalidRequest, MediaUnreachable, MediaUuidNotFound, MediaUuidTaken
 from app.items.index import ItemIndex
 from app.media import MediaHolder
 from app.media.fetch import MediaFetcher
@@ -444,6 +444,31 @@ async def test_a_uuid_whose_medium_is_gone(apis: Any, fleet: Fleet) -> None:
     assert (await api.refused(image(None, "mine"))).code == "media_uuid_not_found"
 
 
+@pytest.mark.parametrize("away", ["places", "items"])
+async def test_a_uuid_is_not_unknown_because_redis_is_away(apis: Any, web: MediaHost, away: str) -> None:
+    """400 would tell the client to give up. A URL can be asked for again."""
+    from app.redis import connect
+
+    api = await apis()
+    await api.once(image(data_url(PICTURE), "mine"))
+    url = web.put("/x.png", OTHER, "image/png", etag=True)
+    await api.once(image(url))
+    await api.forget()
+    nobody = connect("redis://127.0.0.1:1/0", 0.2, name="test")
+    known = api.sources._known
+    try:
+        if away == "places":
+            known._places = MediaPlaces(nobody, "fingerprint", "me")
+        else:
+            known._items = ItemIndex(nobody, "fingerprint", ItemSettings())
+        with pytest.raises(BrokerUnavailable):
+            await api.admit(image(None, "mine"))
+        await api.once(image(url))
+    finally:
+        await nobody.aclose()
+    assert web.gets(status=200) == 2
+
+
 async def test_a_uuid_lasts_as_long_as_it_is_used(apis: Any, redis: Any) -> None:
     api = await apis(media={"uuid_ttl_s": 1000})
     await api.once(image(data_url(PICTURE), "mine"))
@@ -470,6 +495,21 @@ async def test_places_live_as_long_as_their_leases(apis: Any, redis: Any) -> Non
         return not await redis.exists(key)
 
     await until(unsaid, "its end")
+
+
+async def test_the_longest_lease_is_what_a_place_lives_for(redis: Any) -> None:
+    key = keys.media("fingerprint", "a" * 32)
+    longest = 0
+    for api, lease in (("a", 500), ("b", 100), ("c", 900)):
+        source = descriptor("a" * 32, WORKER, expires_at=time.time() + lease)
+        MediaPlaces(redis, "fingerprint", api).add("a" * 32, source)
+
+        async def said(api: str = api) -> bool:
+            return bool(await redis.hexists(key, api))
+
+        await until(said, "the place")
+        longest = max(longest, lease)
+        assert longest - 60 < await redis.ttl(key) <= longest
 
 
 @pytest.mark.parametrize(
