@@ -152,7 +152,7 @@ class MediaSources:
 
     async def _found(self, named: NamedMedium, medium: Medium, naming: Naming, held: list[str]) -> Taken | None:
         item = media.processed(named.identity, naming.processor_kwargs)
-        known = await self._known.find(named, item, held)
+        known = await self._known.find(named, item, held, strict=medium.url is None)
         return None if known is None else Taken(_reference(named, medium, naming, known.source), not known.here)
 
     async def _keep(
