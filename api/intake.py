@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from api import media_parts, references
+from api import media_parts, processor_kwargs, references
 from api.media_parts import Medium, Part, Shape
 from api.media_sources import MediaSources, Naming, Taken
 from app.errors import InvalidRequest, MediaRefused, MultimodalDisabled
@@ -19,8 +19,6 @@ from app.together import together
 
 #: Body fields that only Trivet's own stages may set. vLLM takes them from `vllm_xargs`, too.
 INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params", "prompt_embeds")
-#: Longest `mm_processor_kwargs`, as JSON: they travel with every medium.
-MAX_PROCESSOR_KWARGS = 2000
 #: Settings with the most items of each modality in one request.
 LIMITS: dict[Modality, str] = {"image": "max_images", "video": "max_videos", "audio": "max_audios"}
 
@@ -119,7 +117,7 @@ class Intake:
         _refuse_internal(body, "")
         if isinstance(xargs := body.get("vllm_xargs"), dict):
             _refuse_internal(xargs, "vllm_xargs.")
-        kwargs = self._processor_kwargs(body)
+        kwargs = processor_kwargs.taken(body, trusted=self._settings.media.trust_mm_processor_kwargs)
         parts = list(shape.parts(body))
         if parts and not self._settings.enable_multimodal:
             first = parts[0][0]
@@ -137,19 +135,6 @@ class Intake:
             await admission.release()
             raise
         return admission
-
-    def _processor_kwargs(self, body: dict[str, Any]) -> dict[str, Any] | None:
-        """What the request tells the model's processor, taken out of the body."""
-        given = body.pop("mm_processor_kwargs", None)
-        if not given:
-            return None
-        if not self._settings.media.trust_mm_processor_kwargs:
-            raise _refused_kwargs("are taken from clients only if media.trust_mm_processor_kwargs is on")
-        if not isinstance(given, dict) or len(json.dumps(given)) > MAX_PROCESSOR_KWARGS:
-            raise _refused_kwargs(f"are an object, of {MAX_PROCESSOR_KWARGS} characters at most")
-        if given.get("use_audio_in_video"):
-            raise _refused_kwargs("cannot take the audio out of a video here; send it as a part of its own")
-        return given
 
     def _check_number(self, found: list[Medium]) -> None:
         limits = self._settings.media
@@ -172,10 +157,6 @@ def _check_uuids(found: _Found, taken: dict[_Key, Taken]) -> None:
         identity = taken[_key(medium)].ref.identity
         if medium.uuid is not None and named.setdefault(medium.uuid, identity) != identity:
             raise MediaRefused("this uuid came with another medium in the same request", param=medium.param)
-
-
-def _refused_kwargs(why: str) -> InvalidRequest:
-    return InvalidRequest(f"mm_processor_kwargs {why}", param="mm_processor_kwargs")
 
 
 def _too_many(what: str, first: Medium, setting: str, allowed: int) -> MediaRefused:
