@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol
 
 from api.known_media import KnownMedia
@@ -30,9 +31,9 @@ class Fetcher(Protocol):
 
     def check(self, url: str, param: str) -> None: ...
 
-    async def fetch(
+    def fetch(
         self, url: str, param: str, *, accept: str = "*/*", etag: str | None = None, last_modified: str | None = None
-    ) -> Fetched: ...
+    ) -> AbstractAsyncContextManager[Fetched]: ...
 
 
 class Taken(NamedTuple):
@@ -127,12 +128,13 @@ class MediaSources:
             if self._by_text:
                 return found
             validators = {"etag": memory.etag, "last_modified": memory.last_modified}
-        fetched = await self._fetcher.fetch(url, medium.param, accept=ACCEPT[medium.modality], **validators)
-        if fetched.not_modified:
-            assert found is not None
-            return found
-        async with self._turns:
-            named, taken = await self._keep(medium, fetched.data, "", naming, held)
+        accept = ACCEPT[medium.modality]
+        async with self._fetcher.fetch(url, medium.param, accept=accept, **validators) as fetched:
+            if fetched.not_modified:
+                assert found is not None
+                return found
+            async with self._turns:
+                named, taken = await self._keep(medium, fetched.data, "", naming, held)
         await self._memo.put(
             url,
             scope,
