@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,9 @@ import pytest
 
 from api.intake import Admission, Intake
 from api.known_media import KnownMedia
-from api.media_sources import MediaSources, lease_s
+from api.media_sources import AT_ONCE, MediaSources, lease_s
 from api.references import from_url
-from app import keys
+from app import keys, media
 from app.errors import BrokerUnavailable, InvalidRequest, MediaUnreachable, MediaUuidNotFound, MediaUuidTaken
 from app.items.index import ItemIndex
 from app.media import MediaHolder
@@ -336,6 +338,37 @@ async def test_frames_beyond_the_limit_take_no_memory(apis: Any, frame: str) -> 
         tracemalloc.stop()
     assert "media.max_video_frames allows (1024)" in error.message
     assert peak < 4 * len(url) + 2_000_000
+
+
+async def test_turns_last_as_long_as_their_threads(apis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is cancelled leaves its thread behind, with the medium in memory."""
+    api, go, decode, running = await apis(), threading.Event(), media.decode, Counter[str]()
+
+    def slow(*asked: Any) -> Any:
+        running["now"] += 1
+        running["most"] = max(running.values())
+        go.wait(20)
+        running["now"] -= 1
+        return decode(*asked)
+
+    def requests(first: int) -> list[asyncio.Task[Any]]:
+        urls = [data_url(encoded(size=(9, first + at))) for at in range(AT_ONCE)]
+        return [asyncio.create_task(api.admit(image(url))) for url in urls]
+
+    monkeypatch.setattr(media, "decode", slow)
+    try:
+        leaving = requests(10)
+        await until(lambda: running["now"] == AT_ONCE, "all turns to be taken")
+        for one in leaving:
+            one.cancel()
+        await asyncio.wait(leaving)
+        coming = requests(20)
+        await until(lambda: len(api.sources._turns._waiters or ()) == AT_ONCE, "the others to wait")
+    finally:
+        go.set()
+    await asyncio.gather(*coming)
+    assert running["most"] == AT_ONCE
+    assert (len(api.holder), api.holder.users) == (AT_ONCE, AT_ONCE), "who left keeps nothing"
 
 
 # --- uuids ---
