@@ -158,7 +158,7 @@ class MessagesParts:
         if part["type"] != "image":
             raise _unsupported(path, {"image": "image"})
         if not isinstance(source, dict) or source.get("type") not in ("base64", "url"):
-            raise MediaRefused("an image needs a source of type base64", param=f"{path}.source")
+            raise MediaRefused("an image needs a source of type base64 or url", param=f"{path}.source")
         url = source.get("url") if source["type"] == "url" else _data_url(source)
         if not isinstance(url, str):
             raise MediaRefused("the image's source has no data", param=f"{path}.source")
