@@ -181,29 +181,31 @@ class Stream(StreamingResponse):
 async def _begin(services: Services, asked: RequestContext, body: Body, generation: Generation, scope: Scope) -> Begun:
     """How the answer begins."""
     await services.adapters.enter(asked, body.fields.get("model"))
-    try:
-        async with asyncio.timeout(asked.deadline - time.time()):
-            admission = await generation.admit(services, body, asked)
-    except TimeoutError:
-        raise DeadlineExceeded("the request's deadline passed before its media had come") from None
+    admission = await _come(asked, generation.admit(services, body, asked))
     asked.on_close.append(admission.release)
     body.forget_media()
     body_limit.relieve(scope, body.text_bytes)
     # Clients that send every field they know send null for "default".
     given = {name: value for name, value in body.fields.items() if value is not None}
+    while True:  # each time with one medium less that may be gone
+        try:
+            return await _answered(services, asked, given, generation)
+        except Exception as error:
+            failure = _as_failure(asked, error)
+            told = failure_of(failure)
+            if told.code != MediaExpired.code or not admission.borrows(told.param):
+                raise failure from error
+        log.info("request %s runs once more: a medium that it referred to is gone", asked.request_id)
+        asked.failure = None
+        await _come(asked, admission.renew(told.param))
+
+
+async def _come(asked: RequestContext, media: Coroutine[Any, Any, T]) -> T:
     try:
-        return await _answered(services, asked, given, generation)
-    except Exception as error:
-        failure = _as_failure(asked, error)
-        if not (admission.borrowed and failure_of(failure).code == MediaExpired.code):
-            raise failure from error
-    log.info("request %s runs once more: a medium that it referred to is gone", asked.request_id)
-    asked.failure = None
-    await admission.renew()
-    try:
-        return await _answered(services, asked, given, generation)
-    except Exception as error:
-        raise _as_failure(asked, error) from error
+        async with asyncio.timeout(asked.deadline - time.time()):
+            return await media
+    except TimeoutError:
+        raise DeadlineExceeded("the request's deadline passed before its media had come") from None
 
 
 async def _answered(services: Services, asked: RequestContext, body: dict[str, Any], generation: Generation) -> Begun:

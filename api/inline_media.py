@@ -89,10 +89,10 @@ def _without_payloads(cut: _Cut, shape: Shape) -> Body | None:
     except orjson.JSONDecodeError:
         return None
     found = _media(body, inlined)
-    # One that is refused for another part of it may well be left as it is.
-    if found is None or sum(medium.payload is not None for medium in found) == len(cut.payloads):
-        return Body(body, inlined, len(cut.text))
-    return None
+    # A word that none of the media has stands for text. Of a body with a wrong part nobody knows.
+    if found is None or sum(medium.payload is not None for medium in found) != len(cut.payloads):
+        return None
+    return Body(body, inlined, len(cut.text))
 
 
 def _media(body: Any, shape: Shape) -> list[Medium] | None:

@@ -7,9 +7,9 @@ twice.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
-from api import media_parts, references
+from api import media_parts, processor_kwargs, references
 from api.media_parts import Medium, Part, Shape
 from api.media_sources import MediaSources, Naming, Taken
 from app.errors import InvalidRequest, MediaRefused, MultimodalDisabled
@@ -19,13 +19,17 @@ from app.together import together
 
 #: Body fields that only Trivet's own stages may set. vLLM takes them from `vllm_xargs`, too.
 INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params", "prompt_embeds")
-#: Longest `mm_processor_kwargs`, as JSON: they travel with every medium.
-MAX_PROCESSOR_KWARGS = 2000
 #: Settings with the most items of each modality in one request.
 LIMITS: dict[Modality, str] = {"image": "max_images", "video": "max_videos", "audio": "max_audios"}
 
 _Key = tuple[Modality, str | None, str | None]
 _Found = list[tuple[Part, Medium]]
+
+
+class _Borrowed(NamedTuple):
+    part: Part
+    medium: Medium
+    identity: str
 
 
 class Admission:
@@ -35,7 +39,7 @@ class Admission:
         self._sources = sources
         self._shape = shape
         self._naming = naming
-        self._borrowed: _Found = []
+        self._borrowed: list[_Borrowed] = []
         self._held: list[str] = []
 
     @property
@@ -43,12 +47,11 @@ class Admission:
         """Identities, once for each time that they are held."""
         return tuple(self._held)
 
-    @property
-    def borrowed(self) -> bool:
-        """Whether a medium may be gone when a worker comes for it; then `renew` is worth a try."""
-        return bool(self._borrowed)
+    def borrows(self, param: str | None) -> bool:
+        """Whether the medium of this field may be gone when a worker comes for it; then `renew` is worth a try."""
+        return any(one.medium.param == param for one in self._borrowed)
 
-    async def enter(self, found: _Found, *, anew: bool = False) -> None:
+    async def enter(self, found: _Found) -> None:
         """Get all media, each once, and put the references into the body. Raises as `Intake.admit` does.
 
         Nobody is asked for anything while one of them is refused.
@@ -56,17 +59,35 @@ class Admission:
         for _, medium in found:
             assert self._sources is not None
             self._sources.check(medium)
-        distinct = {_key(medium): medium for _, medium in reversed(found)}
-        taken = dict(zip(distinct, await together(self._take(one, anew) for one in distinct.values()), strict=True))
-        # No medium that came with the request is kept in it: base64 is large.
-        self._borrowed = [(part, medium) for part, medium in found if taken[_key(medium)].borrowed]
-        for part, medium in found:
-            ref = taken[_key(medium)].ref.model_copy(update={"param": medium.param})
-            self._shape.write(part, references.to_url(ref))
+        await self._replace(found, anew=False)
 
-    async def renew(self) -> None:
-        """Get what was borrowed, and is gone. Raises as `Intake.admit` does."""
-        await self.enter(self._borrowed, anew=True)
+    async def renew(self, param: str | None) -> None:
+        """Get the medium of this field, which was borrowed and is gone, and that of others that have the same one.
+
+        Raises as `Intake.admit` does.
+        """
+        gone = {one.identity for one in self._borrowed if one.medium.param == param}
+        again = [(one.part, one.medium) for one in self._borrowed if one.identity in gone]
+        self._borrowed = [one for one in self._borrowed if one.identity not in gone]
+        await self._replace(again, anew=True)
+
+    async def _replace(self, found: _Found, *, anew: bool) -> None:
+        taken = await self._take_all(found, anew)
+        _check_uuids(found, taken)
+        for part, medium in found:
+            ref, borrowed = taken[_key(medium)]
+            if borrowed:  # no medium that came with the request is kept in it: base64 is large
+                self._borrowed.append(_Borrowed(part, medium, ref.identity))
+            self._shape.write(part, references.to_url(ref.model_copy(update={"param": medium.param})))
+
+    async def _take_all(self, found: _Found, anew: bool) -> dict[_Key, Taken]:
+        """A uuid alone means what came with it in the same request, so those parts are the last."""
+        taken: dict[_Key, Taken] = {}
+        for alone in (False, True):
+            distinct = {_key(medium): medium for _, medium in reversed(found) if (medium.url is None) is alone}
+            each = await together(self._take(one, anew) for one in distinct.values())
+            taken |= zip(distinct, each, strict=True)
+        return taken
 
     async def _take(self, medium: Medium, anew: bool) -> Taken:
         assert self._sources is not None
@@ -96,7 +117,7 @@ class Intake:
         _refuse_internal(body, "")
         if isinstance(xargs := body.get("vllm_xargs"), dict):
             _refuse_internal(xargs, "vllm_xargs.")
-        kwargs = self._processor_kwargs(body)
+        kwargs = processor_kwargs.taken(body, trusted=self._settings.media.trust_mm_processor_kwargs)
         parts = list(shape.parts(body))
         if parts and not self._settings.enable_multimodal:
             first = parts[0][0]
@@ -115,19 +136,6 @@ class Intake:
             raise
         return admission
 
-    def _processor_kwargs(self, body: dict[str, Any]) -> dict[str, Any] | None:
-        """What the request tells the model's processor, taken out of the body."""
-        given = body.pop("mm_processor_kwargs", None)
-        if not given:
-            return None
-        if not self._settings.media.trust_mm_processor_kwargs:
-            raise _refused_kwargs("are taken from clients only if media.trust_mm_processor_kwargs is on")
-        if not isinstance(given, dict) or len(json.dumps(given)) > MAX_PROCESSOR_KWARGS:
-            raise _refused_kwargs(f"are an object, of {MAX_PROCESSOR_KWARGS} characters at most")
-        if given.get("use_audio_in_video"):
-            raise _refused_kwargs("cannot take the audio out of a video here; send it as a part of its own")
-        return given
-
     def _check_number(self, found: list[Medium]) -> None:
         limits = self._settings.media
         if len(found) > limits.max_items:
@@ -142,8 +150,13 @@ def _key(medium: Medium) -> _Key:
     return medium.modality, medium.url, medium.uuid
 
 
-def _refused_kwargs(why: str) -> InvalidRequest:
-    return InvalidRequest(f"mm_processor_kwargs {why}", param="mm_processor_kwargs")
+def _check_uuids(found: _Found, taken: dict[_Key, Taken]) -> None:
+    """A uuid that comes with two media means neither of them."""
+    named: dict[str, str] = {}
+    for _, medium in found:
+        identity = taken[_key(medium)].ref.identity
+        if medium.uuid is not None and named.setdefault(medium.uuid, identity) != identity:
+            raise MediaRefused("this uuid came with another medium in the same request", param=medium.param)
 
 
 def _too_many(what: str, first: Medium, setting: str, allowed: int) -> MediaRefused:

@@ -36,24 +36,27 @@ class KnownMedia:
         self._fleet = fleet
         self._lease_s = lease_s
 
-    async def find(self, medium: NamedMedium, item: str, held: list[str]) -> Known | None:
+    async def find(self, medium: NamedMedium, item: str, held: list[str], *, strict: bool = False) -> Known | None:
         """None when nobody has the medium. `item` names its embedding.
 
-        If it is here its identity gets into `held`. Raises MediaMemoryFull, TensorError.
+        If it is here its identity gets into `held`. With `strict`, for a medium that cannot be got otherwise, a Redis
+        that does not answer is BrokerUnavailable, and else nobody's medium. Raises MediaMemoryFull, TensorError.
         """
         source = await self._holder.take(medium.identity, self._lease_s)
         if source is not None:
             held.append(medium.identity)
             return Known(source, here=True)
-        source = await self._places.find(medium.identity)
-        if source is None and not await self._is_encoded(item):
+        source = await self._places.find(medium.identity, strict=strict)
+        if source is None and not await self._is_encoded(item, strict):
             return None
         return Known(source, here=False)
 
-    async def _is_encoded(self, item: str) -> bool:
+    async def _is_encoded(self, item: str, strict: bool) -> bool:
         try:
             found = (await self._items.find([item]))[item]
         except BrokerUnavailable:
+            if strict:
+                raise
             return False  # it is got once more than necessary
         owners = (Assignment(worker=name, incarnation=holder.incarnation) for name, holder in found.holders.items())
         return found.record is not None and any([await self._fleet.knows(owner) for owner in owners])

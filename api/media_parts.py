@@ -158,7 +158,7 @@ class MessagesParts:
         if part["type"] != "image":
             raise _unsupported(path, {"image": "image"})
         if not isinstance(source, dict) or source.get("type") not in ("base64", "url"):
-            raise MediaRefused("an image needs a source of type base64", param=f"{path}.source")
+            raise MediaRefused("an image needs a source of type base64 or url", param=f"{path}.source")
         url = source.get("url") if source["type"] == "url" else _data_url(source)
         if not isinstance(url, str):
             raise MediaRefused("the image's source has no data", param=f"{path}.source")
@@ -208,9 +208,13 @@ def _is_media(
     if kind not in texts and kind not in kinds:
         return True  # to be refused, whatever is in it
     allowed = {kind, *fields} if kind in kinds else {kind}
-    for name in sorted(MEDIA_FIELDS & part.keys() - allowed):
-        if part.pop(name) is not None:
+    others = sorted(MEDIA_FIELDS & part.keys() - allowed)
+    # A body may be looked through more than once: one that is refused is left as it was.
+    for name in others:
+        if part[name] is not None:
             raise MediaRefused(f"a content part of type {kind} cannot have this field", param=f"{path}.{name}")
+    for name in others:
+        del part[name]
     return kind in kinds
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol
 
 from api.known_media import KnownMedia
@@ -16,6 +18,9 @@ from app.media.url_memo import UrlMemo, UrlMemory
 from app.media.uuids import MediaUuids, NamedMedium
 from app.messages import Descriptor, MediaRef, Modality
 from app.settings import Settings
+
+#: Gets bytes, and the media type that MediaRef has; it may block.
+_Read = Callable[[], tuple[bytes, str]]
 
 #: How much longer than the longest request its media are kept, should nobody release them.
 LEASE_MARGIN_S = 30.0
@@ -30,9 +35,9 @@ class Fetcher(Protocol):
 
     def check(self, url: str, param: str) -> None: ...
 
-    async def fetch(
+    def fetch(
         self, url: str, param: str, *, accept: str = "*/*", etag: str | None = None, last_modified: str | None = None
-    ) -> Fetched: ...
+    ) -> AbstractAsyncContextManager[Fetched]: ...
 
 
 class Taken(NamedTuple):
@@ -112,9 +117,7 @@ class MediaSources:
         )
 
     async def _decoded(self, medium: Medium, url: str, naming: Naming, held: list[str]) -> tuple[NamedMedium, Taken]:
-        async with self._turns:
-            data, media_type = await asyncio.to_thread(self._decode, url, medium)
-            return await self._keep(medium, data, media_type, naming, held)
+        return await self._keep(lambda: self._decode(url, medium), medium, naming, held)
 
     async def _fetched(
         self, medium: Medium, url: str, naming: Naming, held: list[str], anew: bool
@@ -127,12 +130,12 @@ class MediaSources:
             if self._by_text:
                 return found
             validators = {"etag": memory.etag, "last_modified": memory.last_modified}
-        fetched = await self._fetcher.fetch(url, medium.param, accept=ACCEPT[medium.modality], **validators)
-        if fetched.not_modified:
-            assert found is not None
-            return found
-        async with self._turns:
-            named, taken = await self._keep(medium, fetched.data, "", naming, held)
+        accept = ACCEPT[medium.modality]
+        async with self._fetcher.fetch(url, medium.param, accept=accept, **validators) as fetched:
+            if fetched.not_modified:
+                assert found is not None
+                return found
+            named, taken = await self._keep(lambda: (fetched.data, ""), medium, naming, held)
         await self._memo.put(
             url,
             scope,
@@ -152,25 +155,34 @@ class MediaSources:
 
     async def _found(self, named: NamedMedium, medium: Medium, naming: Naming, held: list[str]) -> Taken | None:
         item = media.processed(named.identity, naming.processor_kwargs)
-        known = await self._known.find(named, item, held)
+        known = await self._known.find(named, item, held, strict=medium.url is None)
         return None if known is None else Taken(_reference(named, medium, naming, known.source), not known.here)
 
-    async def _keep(
-        self, medium: Medium, data: bytes, media_type: str, naming: Naming, held: list[str]
-    ) -> tuple[NamedMedium, Taken]:
-        identity = await asyncio.to_thread(self._identify, data, medium, media_type, naming.salt)
-        source = await self.holder.put(identity, data, self._lease_s)
+    async def _keep(self, read: _Read, medium: Medium, naming: Naming, held: list[str]) -> tuple[NamedMedium, Taken]:
+        """Keep what `read` gives, in one of the turns."""
+        await self._turns.acquire()
+        reading = asyncio.ensure_future(asyncio.to_thread(self._identified, read, medium, naming.salt))
+        try:
+            data, media_type, identity = await asyncio.shield(reading)
+            source = await self.holder.put(identity, data, self._lease_s)
+        finally:
+            # A thread goes on when its request is cancelled, with the medium in memory: the turn lasts as long.
+            reading.add_done_callback(lambda _: self._turns.release())
         held.append(identity)
         named = NamedMedium(modality=medium.modality, identity=identity, size=len(data), media_type=media_type)
         return named, Taken(_reference(named, medium, naming, source), borrowed=False)
 
     def _decode(self, url: str, medium: Medium) -> tuple[bytes, str]:
-        return media.decode(url, medium.modality, int(self._limits.max_item_mb * 1e6), medium.param, medium.payload)
+        limits = self._limits
+        most = int(limits.max_item_mb * 1e6), limits.max_video_frames
+        return media.decode(url, medium.modality, *most, medium.param, medium.payload)
 
-    def _identify(self, data: bytes, medium: Medium, media_type: str, salt: str) -> str:
-        """The name of sound content. Raises MediaRefused."""
+    def _identified(self, read: _Read, medium: Medium, salt: str) -> tuple[bytes, str, str]:
+        """Sound content, its media type, and its name. Raises MediaRefused."""
+        data, media_type = read()
         media.check(data, medium.modality, media_type, self._limits, medium.param)
-        return media.identify(data, modality=medium.modality, model=self._fingerprint, media_type=media_type, salt=salt)
+        name = media.identify(data, modality=medium.modality, model=self._fingerprint, media_type=media_type, salt=salt)
+        return data, media_type, name
 
 
 def lease_s(settings: Settings) -> float:

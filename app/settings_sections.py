@@ -214,6 +214,11 @@ class MediaSettings(Section):
     """Longest video in a file, by its header, in seconds."""
     max_video_pixels: int = Field(512_000_000, ge=1)
     """Most pixels in all frames that the model takes of a video: each takes three bytes in a worker."""
+    max_video_decoded_pixels: int = Field(20_000_000_000, ge=1)
+    """Most pixels in all frames of a video in a file, by its header: a worker decodes those that it skips, too."""
+    decoded_mb: float = Field(2048.0, gt=0)
+    """Memory of a worker for decoded media, in MB, until the model's processor is done with them. Others wait; a medium
+    or a prompt with more of it is alone."""
     max_item_tokens: int = Field(16384, ge=1)
     """Most prompt tokens with an embedding that one medium may become."""
     uuid_ttl_s: int = Field(86400, ge=1)

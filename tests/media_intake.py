@@ -19,7 +19,7 @@ class Here:
     def __init__(self, holder: MediaHolder) -> None:
         self._holder = holder
 
-    async def find(self, medium: NamedMedium, _item: str, held: list[str]) -> Any:
+    async def find(self, medium: NamedMedium, _item: str, held: list[str], *, strict: bool = False) -> Any:
         source = await self._holder.take(medium.identity, 60)
         if source is not None:
             held.append(medium.identity)

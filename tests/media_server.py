@@ -14,6 +14,7 @@ It runs on an event loop in a thread of its own, so tests of any kind can use it
 | `/chain/<n>/<path>` | n redirects, and then the path |
 | `/loop` | a redirect to itself |
 | `/endless`, `/endless-chunks` | a body without an end, without a length or in chunks |
+| `/crumbs/<path>` | the body in chunks of two bytes, all sent at once |
 | `/short/<path>`, `/long/<path>` | a Content-Length that is a byte less than the body, or a byte more |
 | `/huge` | a Content-Length of a terabyte, and nothing more |
 | `/slow/<path>` | the body, a byte every 20 ms |
@@ -206,6 +207,7 @@ class _Exchange:
             "loop": lambda: self._redirect(302, "/loop"),
             "endless": lambda: self._endless(chunked=False),
             "endless-chunks": lambda: self._endless(chunked=True),
+            "crumbs": lambda: self._crumbs(file),
             "short": lambda: self._lying(file, -1),
             "long": lambda: self._lying(file, 1),
             "huge": lambda: self._head(200, {"Content-Type": "image/png", "Content-Length": str(10**12)}),
@@ -238,6 +240,11 @@ class _Exchange:
         block = bytes(1 << 16)
         while True:
             await self._send(b"%x\r\n%b\r\n" % (len(block), block) if chunked else block)
+
+    async def _crumbs(self, file: File) -> None:
+        await self._head(200, file.headers() | {"Transfer-Encoding": "chunked"})
+        pieces = (file.data[at : at + 2] for at in range(0, len(file.data), 2))
+        await self._send(b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n")
 
     async def _slow(self, file: File) -> None:
         await self._head(200, file.headers() | {"Content-Length": str(len(file.data))})

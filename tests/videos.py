@@ -29,11 +29,13 @@ def frames(seed: int = 0, number: int = 6, size: tuple[int, int] = (64, 48)) -> 
     return shown
 
 
-def file(seed: int = 0, number: int = 12, size: tuple[int, int] = (64, 48), ending: str = ".mp4") -> bytes:
-    """A video file of eight frames a second."""
+def file(
+    seed: int = 0, number: int = 12, size: tuple[int, int] = (64, 48), ending: str = ".mp4", rate: int = 8
+) -> bytes:
+    """A video file of `rate` frames a second."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"video{ending}"
-        writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*CODECS[ending]), 8, size)
+        writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*CODECS[ending]), rate, size)
         assert writer.isOpened(), f"OpenCV cannot write {ending} here"
         for frame in frames(seed, number, size):
             writer.write(cv2.cvtColor(frame, cv2.COLOR_RGB2BGR))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from app.errors import MediaUnreachable, MediaUrlRefused
@@ -22,7 +24,8 @@ class Web:
         if "private" in url:
             raise MediaUrlRefused("no", param=param)
 
-    async def fetch(self, url: str, param: str, accept: str = "", **_: Any) -> Fetched:
+    @asynccontextmanager
+    async def fetch(self, url: str, param: str, accept: str = "", **_: Any) -> AsyncIterator[Fetched]:
         self.asked.append(url)
         self.accepted.append(accept)
         self.now += 1
@@ -32,4 +35,4 @@ class Web:
         if url not in self.pages:
             raise MediaUnreachable("the media host answered 404", param=param)
         data, media_type = self.pages[url]
-        return Fetched(data, media_type, None, None, False)
+        yield Fetched(data, media_type, None, None, False)

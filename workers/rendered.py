@@ -66,6 +66,15 @@ def media_tokens(engine_input: Any) -> dict[str, int]:
     return {modality: sum(place.length for place in each) for modality, each in places.items() if each}
 
 
+def embeds(engine_input: Any) -> list[tuple[str, int]]:
+    """(identity, placeholder tokens with an embedding) of every item of an input with media."""
+    return [
+        (identity, place.get_num_embeds())
+        for modality, places in engine_input["mm_placeholders"].items()
+        for identity, place in zip(engine_input["mm_hashes"][modality], places, strict=True)
+    ]
+
+
 def embed_runs(place: PlaceholderRange) -> list[int] | None:
     """`RenderedItem.embed_runs` of a placeholder."""
     return None if place.is_embed is None else _runs(place.is_embed.tolist())

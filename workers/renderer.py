@@ -80,7 +80,10 @@ class Renderer:
             kwargs = prompt.media[0].processor_kwargs
             whole = await item_rendering.render(self._renderer, prompt.token_ids, items, kwargs)
         except ValueError as error:
-            raise MediaRefused(f"the model's processor refused the media: {clean(error)}", param="messages") from error
+            # With several media the processor does not tell which of them it was.
+            named = {ref.identity for ref in prompt.media}
+            param = prompt.media[0].param if len(named) == 1 else "messages"
+            raise MediaRefused(f"the model's processor refused the media: {clean(error)}", param=param) from error
         if prompt.cache_salt is not None:
             whole["cache_salt"] = prompt.cache_salt
         self.check_length(len(whole["prompt_token_ids"]))

@@ -7,6 +7,9 @@ from typing import Any
 from app.errors import MediaRefused
 from app.settings_sections import MediaSettings
 
+#: Frames a second. Cameras of phones reach so many; more are made to keep a decoder busy.
+HIGHEST_RATE = 240
+
 
 def bounded(loader: Any, data: bytes, limits: MediaSettings, param: str) -> Any:
     """vLLM's video loader as one that raises MediaRefused rather than decode too much of this file.
@@ -15,15 +18,12 @@ def bounded(loader: Any, data: bytes, limits: MediaSettings, param: str) -> Any:
     for a file that cannot be opened.
     """
     pixels = _frame_pixels(data)
-
     kind: Any = type(loader)
 
     class Bounded(kind):
         @classmethod
         def compute_frames_index_to_sample(cls, source: Any, target: Any, **kwargs: Any) -> Any:
-            if source.duration > limits.max_video_seconds:
-                allowed = limits.max_video_seconds
-                raise MediaRefused(f"longer than media.max_video_seconds allows ({allowed:g} s)", param=param)
+            _check_file(source, pixels, limits, param)
             chosen = super().compute_frames_index_to_sample(source=source, target=target, **kwargs)
             if len(chosen) * pixels > limits.max_video_pixels:
                 raise MediaRefused(
@@ -34,6 +34,21 @@ def bounded(loader: Any, data: bytes, limits: MediaSettings, param: str) -> Any:
             return chosen
 
     return Bounded()
+
+
+def _check_file(source: Any, pixels: int, limits: MediaSettings, param: str) -> None:
+    """Whatever frames are chosen, the loader decodes all up to the last of them."""
+    if source.duration > limits.max_video_seconds:
+        allowed = limits.max_video_seconds
+        raise MediaRefused(f"longer than media.max_video_seconds allows ({allowed:g} s)", param=param)
+    if source.original_fps > HIGHEST_RATE:
+        raise MediaRefused(f"the video has more than {HIGHEST_RATE} frames a second", param=param)
+    if source.total_frames_num * pixels > limits.max_video_decoded_pixels:
+        raise MediaRefused(
+            "all frames of the video have more pixels than media.max_video_decoded_pixels allows "
+            f"({limits.max_video_decoded_pixels})",
+            param=param,
+        )
 
 
 def _frame_pixels(data: bytes) -> int:

@@ -9,13 +9,17 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import errors
-from api.middleware.body_memory import BodyMemory, Room
+from api.middleware.body_memory import SMALL, BodyMemory, Room
 from app.errors import BodyTooLarge, BodyTooSlow
 
 #: Longest wait for the next piece of a body.
 BODY_SILENCE_S = 30.0
 #: Longest time that a whole body may take: it has memory that others wait for.
 BODY_S = 120.0
+#: Bytes a second of a body that is no small one, on average, once it has had a while to begin: what it will take has
+#: been laid aside.
+LEAST_RATE = 100_000
+BEGIN_S = 10.0
 #: Larger bodies take turns.
 PACED = 1 << 18
 #: A piece, of about 100 KB, takes a few hundred microseconds.
@@ -27,7 +31,7 @@ MAX_DIGITS = 18
 
 
 class BodyLimit:
-    """Stops reading a body at its limit, or when nothing of it comes for a while, or not all of it in time.
+    """Stops reading a body at its limit, or when nothing of it comes for a while, or too little, or not all in time.
 
     The declared length is only a reason to refuse sooner, and how much memory the body takes; without one it takes all
     that it may, as soon as it is no small one. The route gives that back, once it has no use for it: see `relieve`.
@@ -90,15 +94,15 @@ class _Body:
         self._turns = turns
         self._read = 0
         self._whole = False
-        self._end: float | None = None
+        self._begun: float | None = None
 
     async def receive(self) -> Message:
         if self._whole:
             return await self._receive()
-        if self._end is None:
+        if self._begun is None:
             await self._room.take(self._declared or 0)
-            self._end = time.monotonic() + BODY_S
-        message = await _soon(self._receive, self._end)
+            self._begun = time.monotonic()
+        message = await self._soon(self._begun)
         self._read += len(message.get("body", b""))
         self._whole = not message.get("more_body", False)
         if self._read > self._limit:
@@ -112,16 +116,22 @@ class _Body:
             await self._turns.take()
         return message
 
-
-async def _soon(receive: Receive, end: float) -> Message:
-    left = end - time.monotonic()
-    try:
-        async with asyncio.timeout(min(BODY_SILENCE_S, left)):
-            return await receive()
-    except TimeoutError:
-        if left < BODY_SILENCE_S:
-            raise BodyTooSlow(f"the body took longer than {BODY_S:.0f} s") from None
-        raise BodyTooSlow(f"nothing of the body came for {BODY_SILENCE_S:.0f} s") from None
+    async def _soon(self, begun: float) -> Message:
+        """The next piece. Raises BodyTooSlow once it is too late for one, for the first reason that there is."""
+        now = time.monotonic()
+        ends = [
+            (now + BODY_SILENCE_S, f"nothing of the body came for {BODY_SILENCE_S:.0f} s"),
+            (begun + BODY_S, f"the body took longer than {BODY_S:.0f} s"),
+        ]
+        if self._read > PACED if self._declared is None else self._declared > SMALL:
+            rate_end = begun + BEGIN_S + self._read / LEAST_RATE
+            ends.append((rate_end, f"the body came slower than {LEAST_RATE // 1000} KB a second"))
+        end, reason = min(ends)
+        try:
+            async with asyncio.timeout(end - now):
+                return await self._receive()
+        except TimeoutError:
+            raise BodyTooSlow(reason) from None
 
 
 def _reason(limit: int) -> str:

@@ -41,7 +41,7 @@ class Chat(Generation):
     "/v1/chat/completions", openapi_extra=openapi_bodies.operation(BODY, "messages", streams=True), response_model=None
 )
 async def chat_completions(request: Request) -> Response:
-    """OpenAI's chat completions, for text, images and videos, streamed or whole.
+    """OpenAI's chat completions, for text, images, videos and audio, streamed or whole.
 
     Errors are OpenAI's error object. The header `X-Request-Timeout` (seconds) shortens the server's deadline.
     Reasoning is in `reasoning`, beside `content`. `service_tier` comes back as asked for, `auto` as `default`.

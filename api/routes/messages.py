@@ -63,7 +63,8 @@ class Count(Message):
     response_model=None,
 )
 async def create_message(request: Request) -> Response:
-    """Anthropic's messages, streamed or whole. Images come as base64 sources, and errors in Anthropic's shape."""
+    """Anthropic's messages, streamed or whole. Images come as sources of base64 or a URL, and errors in Anthropic's
+    shape."""
     return await answer(request, Message())
 
 

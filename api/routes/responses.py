@@ -100,7 +100,7 @@ class ResponseGeneration(Generation):
 
 @router.post("/v1/responses", openapi_extra=openapi_bodies.operation(BODY, "input", streams=True), response_model=None)
 async def create_response(request: Request) -> Response:
-    """OpenAI's responses, streamed or whole. Images come as `input_image` with a `data:` URL.
+    """OpenAI's responses, streamed or whole. Images come as `input_image` with a URL.
 
     Where `api.response_store_ttl_s` is set, they are stored unless `store` is false: `previous_response_id` goes on
     with one, and `background` answers at once with one that is yet to be made. Otherwise `store` changes nothing,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
-
 from app.errors import MediaRefused
+from app.media.header_view import HeaderView
 from app.settings_sections import MediaSettings
 
 #: libsndfile's names, by which workers read audio too, and what clients call them.
@@ -41,13 +40,16 @@ def _header(data: bytes, param: str) -> tuple[int, int, int]:
     """(samples of a channel, samples a second, channels)."""
     import soundfile
 
+    header = HeaderView(data)
     try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
+        with soundfile.SoundFile(header) as file:
             known = file.format in FORMATS
             found = int(file.frames), int(file.samplerate), int(file.channels)
     except Exception:
         # Whatever a broken header makes libsndfile raise. Its own message holds an object's address; it stays here.
         known = False
+    if header.spent:
+        raise MediaRefused("the audio's header has too many parts", param=param)
     if not known:
         names = ", ".join(dict.fromkeys(FORMATS.values()))
         raise MediaRefused(f"not audio in a known format ({names})", param=param)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+from collections.abc import Iterator
 
 import pybase64
 
@@ -27,7 +28,7 @@ def is_data(url: str) -> bool:
 
 
 def decode(
-    url: str, modality: Modality, max_bytes: int, param: str, payload: memoryview | None = None
+    url: str, modality: Modality, max_bytes: int, max_frames: int, param: str, payload: memoryview | None = None
 ) -> tuple[bytes, str]:
     """The bytes in a base64 URL that `is_data`, and their media type where they do not tell it themselves, or else "".
 
@@ -48,7 +49,7 @@ def decode(
     if not payload:
         raise MediaRefused("the data: URL is empty", param=param)
     if kind == FRAMES:
-        return _frames(bytes(payload), max_bytes, param), FRAMES
+        return _frames(bytes(payload), max_bytes, max_frames, param), FRAMES
     if len(payload) * 3 // 4 > max_bytes + 2:  # padding makes the estimate up to two bytes too large
         raise _too_large(max_bytes, param)
     data = _base64(payload, "the data: URL's base64 is not valid", param)
@@ -57,23 +58,23 @@ def decode(
     return data, ""
 
 
-def _frames(payload: bytes, max_bytes: int, param: str) -> bytes:
+def _frames(payload: bytes, max_bytes: int, max_frames: int, param: str) -> bytes:
     """The payload, if what is in it is sound, and not too large."""
     estimate = len(payload) * 3 // 4 - 4 * payload.count(b",")
-    if estimate > max_bytes + 2 or sum(len(frame) for frame in frames(payload, param)) > max_bytes:
+    if estimate > max_bytes + 2 or sum(len(frame) for frame in frames(payload, max_frames, param)) > max_bytes:
         raise _too_large(max_bytes, param)
     return payload
 
 
-def frames(payload: bytes, param: str) -> list[bytes]:
-    """The JPEG files of a video given as frames. Raises MediaRefused for base64 that is not sound, or an empty frame.
+def frames(payload: bytes, max_frames: int, param: str) -> Iterator[bytes]:
+    """The JPEG files of a video given as frames, one after the other.
 
-    All of them take three quarters of the text's memory, for as long as the caller keeps them.
+    Raises MediaRefused for more than `max_frames`, for base64 that is not sound, and for an empty frame.
     """
-    return [
-        _base64(one, f"the base64 of frame {at} (from 0) is empty or not valid", param)
-        for at, one in enumerate(payload.split(b","))
-    ]
+    if payload.count(b",") >= max_frames:  # counted before it is split: an empty text takes 40 bytes, its comma one
+        raise MediaRefused(f"more frames than media.max_video_frames allows ({max_frames})", param=param)
+    for at, one in enumerate(payload.split(b",")):
+        yield _base64(one, f"the base64 of frame {at} (from 0) is empty or not valid", param)
 
 
 def _base64(text: bytes | memoryview, wrong: str, param: str) -> bytes:

@@ -7,7 +7,7 @@ import logging
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import httpcore
@@ -105,21 +105,25 @@ class MediaFetcher:
         except MediaUrlRefused as error:
             raise self._of_the_part(error, param) from None
 
+    @asynccontextmanager
     async def fetch(
         self, url: str, param: str, *, accept: str = "*/*", etag: str | None = None, last_modified: str | None = None
-    ) -> Fetched:
-        """What the URL gives: a medium of one of the types in `accept`.
+    ) -> AsyncIterator[Fetched]:
+        """What the URL gives: a medium of one of the types in `accept`. It counts as one of the fetches that may run
+        at once until the context is left: so long it takes memory.
 
         With `etag` or `last_modified`, as an earlier fetch of this URL gave them, the answer may be that nothing has
         changed. Raises MediaRefused (MediaUrlRefused, MediaUnreachable, MediaTooLarge among them) or MediaFetchesBusy;
         they name `param`, and no address or path.
         """
-        try:
-            fetched = await self._fetch(url, accept, Validators(etag, last_modified))
-        except (MediaRefused, MediaFetchesBusy) as error:
-            raise self._of_the_part(error, param) from None
-        self.counts["not_modified" if fetched.not_modified else "fetched"] += 1
-        return fetched
+        async with AsyncExitStack() as stack:
+            try:
+                answer = self._fetch(url, accept, Validators(etag, last_modified))
+                fetched = await stack.enter_async_context(answer)
+            except (MediaRefused, MediaFetchesBusy) as error:
+                raise self._of_the_part(error, param) from None
+            self.counts["not_modified" if fetched.not_modified else "fetched"] += 1
+            yield fetched
 
     async def close(self) -> None:
         """End the fetches that still run, and close all connections."""
@@ -132,23 +136,35 @@ class MediaFetcher:
         self.counts[error.code] += 1
         return type(error)(error.message, param=param)
 
-    async def _fetch(self, url: str, accept: str, known: Validators) -> Fetched:
+    @asynccontextmanager
+    async def _fetch(self, url: str, accept: str, known: Validators) -> AsyncIterator[Fetched]:
         if scheme(url) == "file":
             async with self._slot():
-                data = await asyncio.to_thread(self._files.read, url, self._max_bytes)
-            return Fetched(data, "", None, None, False)
+                async with self._in_time():
+                    data = await asyncio.to_thread(self._files.read, url, self._max_bytes)
+                yield Fetched(data, "", None, None, False)
+            return
         question = _Question(self._policy.check(url), accept, known)
-        return await self._gets.join(question, lambda: self._get(question))
+        async with self._gets.join(question, lambda: self._get(question)) as fetched:
+            yield fetched
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
-        """One of the fetches that may run at once, for as long as one may take."""
-        limit_s = self._limits.fetch_timeout_s
+        """One of the fetches that may run at once."""
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(self._limits.fetch_timeout_s):
                 await self._slots.acquire()
         except TimeoutError:
             raise MediaFetchesBusy("the server fetches as many media as it may; try again") from None
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """As long as a fetch may take."""
+        limit_s = self._limits.fetch_timeout_s
         try:
             async with asyncio.timeout(limit_s):
                 yield
@@ -156,16 +172,20 @@ class MediaFetcher:
             raise MediaUnreachable(
                 f"the medium did not come within media_urls.fetch_timeout_s ({limit_s:g} s)"
             ) from None
-        finally:
-            self._slots.release()
 
-    async def _get(self, question: _Question) -> Fetched:
+    @asynccontextmanager
+    async def _get(self, question: _Question) -> AsyncIterator[Fetched]:
         async with self._slot():
-            try:
-                return await self._follow(question)
-            except (*FAULTS, OSError) as error:
-                log.info("a fetch from %s failed: %s", question.url.host, type(error).__name__)
-                raise MediaUnreachable(_why(error)) from None
+            async with self._in_time():
+                fetched = await self._found(question)
+            yield fetched
+
+    async def _found(self, question: _Question) -> Fetched:
+        try:
+            return await self._follow(question)
+        except (*FAULTS, OSError) as error:
+            log.info("a fetch from %s failed: %s", question.url.host, type(error).__name__)
+            raise MediaUnreachable(_why(error)) from None
 
     async def _follow(self, question: _Question) -> Fetched:
         """The answer at the end of all redirects."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
 from app.errors import MediaRefused, MediaTooLarge, MediaUnreachable, MediaUrlRefused
+from app.media.url_policy import MAX_LENGTH
 from app.settings import SettingsError
 
 CHUNK = 1 << 20
@@ -31,6 +32,8 @@ class FileRoot:
         MediaUrlRefused."""
         if self._root is None:
             raise MediaUrlRefused("file: URLs are refused; media_urls.allowed_local_media_path can allow a folder")
+        if len(url) > MAX_LENGTH:
+            raise MediaUrlRefused(f"the URL is longer than {MAX_LENGTH} characters")
         authority, slash, path = url[len("file:") :].removeprefix("//").partition("/")
         if not url[len("file:") :].startswith("//") or not slash or authority.lower() not in ("", "localhost"):
             raise MediaUrlRefused("a file: URL is written as file:///path")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import threading
 import warnings
 
 from PIL import Image
 
 from app.errors import MediaRefused
+from app.media.header_view import HeaderView
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
@@ -18,13 +18,17 @@ _filters = threading.Lock()
 
 def check_image(data: bytes, max_pixels: int, param: str, *, formats: tuple[str, ...] = FORMATS) -> tuple[int, int]:
     """(width, height) from the header; nothing is decoded. Raises MediaRefused."""
+    header = HeaderView(data)
     try:
-        width, height = _size(data, formats)
+        width, height = _size(header, formats)
     except Image.DecompressionBombError:
         raise MediaRefused(_too_large(max_pixels), param=param) from None
     except Exception:
         # Whatever a broken header makes Pillow raise. Its own message holds an object's address; it stays here.
-        raise MediaRefused(f"not an image in a known format ({', '.join(formats)})", param=param) from None
+        if not header.spent:
+            raise MediaRefused(f"not an image in a known format ({', '.join(formats)})", param=param) from None
+    if header.spent:
+        raise MediaRefused("the image's header has too many parts", param=param)
     if width * height > max_pixels:
         raise MediaRefused(_too_large(max_pixels), param=param)
     if width < 1 or height < 1:
@@ -32,11 +36,11 @@ def check_image(data: bytes, max_pixels: int, param: str, *, formats: tuple[str,
     return width, height
 
 
-def _size(data: bytes, formats: tuple[str, ...]) -> tuple[int, int]:
+def _size(header: HeaderView, formats: tuple[str, ...]) -> tuple[int, int]:
     with _filters, warnings.catch_warnings():
         # Pillow warns of large images and of broken metadata: both are answered here.
         warnings.simplefilter("ignore")
-        with Image.open(io.BytesIO(data), formats=formats) as image:
+        with Image.open(header, formats=formats) as image:
             return image.size
 
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from app import keys
+from app.errors import BrokerUnavailable
 from app.messages import Descriptor
 from app.tick import Tick
 
@@ -24,8 +25,8 @@ LEAST_S = 30.0
 class MediaPlaces:
     """The media of one model (`namespace` is its fingerprint), and what the API process `me` says of its own.
 
-    `redis` is an asyncio client. Nothing is wrong with a request that finds nothing here, so a Redis that does not
-    answer is a place that nobody knows: `lost` counts these, and the log says so.
+    `redis` is an asyncio client. Nothing is wrong with a request that finds nothing here, as long as it can get the
+    medium, so a Redis that does not answer is a place that nobody knows: `lost` counts these, and the log says so.
     """
 
     def __init__(self, redis: Any, namespace: str, me: str) -> None:
@@ -39,18 +40,25 @@ class MediaPlaces:
         """Say that this process holds the medium, for as long as the descriptor is good."""
         key = keys.media(self._namespace, identity)
         life = max(1, int(source.expires_at - time.time()))
-        self._say(("HSET", key, self._me, source.model_dump_json()), ("EXPIRE", key, life))
+        # Other processes have fields of the same hash: its life is that of the longest.
+        field = ("HSET", key, self._me, source.model_dump_json())
+        self._say(field, ("EXPIRE", key, life, "NX"), ("EXPIRE", key, life, "GT"))
 
     def remove(self, identity: str) -> None:
         """Say that this process does not hold it any more."""
         self._say(("HDEL", keys.media(self._namespace, identity), self._me))
 
-    async def find(self, identity: str) -> Descriptor | None:
-        """Where a live process other than this one holds the medium. What dead ones held is removed in passing."""
+    async def find(self, identity: str, *, strict: bool = False) -> Descriptor | None:
+        """Where a live process other than this one holds the medium. What dead ones held is removed in passing.
+
+        With `strict` a Redis that does not answer is BrokerUnavailable.
+        """
         try:
             return await self._find(keys.media(self._namespace, identity))
         except (RedisError, OSError) as error:
             self._lose(error)
+            if strict:
+                raise BrokerUnavailable(f"Redis did not tell where a medium is ({type(error).__name__})") from error
             return None
 
     async def _find(self, key: str) -> Descriptor | None:

@@ -38,7 +38,7 @@ def ref(modality: Modality, media_type: str = "") -> MediaRef:
 
 def load(url: str, modality: Modality, kwargs: Any = None, limits: MediaSettings = LIMITS) -> Any:
     """As the program does it: the API takes the URL apart, the worker decodes."""
-    data, media_type = decode(url, modality, 1 << 30, PARAM)
+    data, media_type = decode(url, modality, 1 << 30, 1000, PARAM)
     return media_loading.load(ref(modality, media_type), data, kwargs or {}, limits)
 
 
@@ -296,6 +296,29 @@ def test_a_video_that_would_take_too_much_memory_is_not_decoded(
     assert caught.value.param == PARAM
     with pytest.raises(MediaRefused, match=r"media\.max_video_seconds allows \(4\.9 s\)"):
         load(url, "video", kwargs, MediaSettings(max_video_seconds=4.9))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_frames_that_the_model_skips_count_too(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are decoded, up to the last one that it takes."""
+    url = data_url(videos.file(number=40), "video/mp4")
+    kwargs = {"video": {"video_backend": backend, "num_frames": 8, "fps": 2}}
+    frames, _ = load(url, "video", kwargs, MediaSettings(max_video_decoded_pixels=40 * 64 * 48))
+    assert len(frames) < 40
+    from vllm.multimodal.video import VideoLoader
+
+    monkeypatch.setattr(VideoLoader, "read_frames", lambda *_, **__: pytest.fail("decoded"))
+    with pytest.raises(MediaRefused, match=r"media\.max_video_decoded_pixels allows \(122879\)") as caught:
+        load(url, "video", kwargs, MediaSettings(max_video_decoded_pixels=40 * 64 * 48 - 1))
+    assert caught.value.param == PARAM
+    with pytest.raises(MediaRefused, match="more than 240 frames a second"):
+        load(data_url(videos.file(number=40, rate=1000), "video/mp4"), "video", kwargs)
+
+
+@pytest.mark.parametrize("rate", [30, 240])
+def test_rates_of_cameras(rate: int) -> None:
+    kwargs = {"video": {"video_backend": "qwen3_vl"}}
+    assert len(load(data_url(videos.file(number=240, rate=rate), "video/mp4"), "video", kwargs)[0])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests import videos
 from tests.e2e.prompts import picture, user
+from tests.e2e.second_api import second_api
 from tests.e2e.stack import Stack
 from tests.media_server import MediaHost, media_server
 from tests.pictures import data_url, encoded
@@ -135,11 +140,42 @@ def test_a_uuid_that_stands_for_nothing(stack: Stack) -> None:
     assert stack.post({"model": "tiny", "messages": user(image(None))}).status_code == 400
 
 
+def test_a_uuid_holds_in_another_api_process(agg: Stack, model: Path) -> None:
+    here, there = (data_url(photo(seed)) for seed in (323, 324))
+    with second_api(agg.redis_url, model, TRIVET_ENABLE_MULTIMODAL="true") as base_url:
+        other = replace(agg, base_url=base_url)
+        filled = [ask(agg, image(here, "from-here"), QUESTION), ask(other, image(there, "from-there"), QUESTION)]
+        before = encodes(agg)
+        reused = [ask(other, image(None, "from-here"), QUESTION), ask(agg, image(None, "from-there"), QUESTION)]
+        assert [said(one) for one in reused] == [said(one) for one in filled] and encodes(agg) == before
+        # Another medium for the name is another medium for both.
+        ask(other, image(there, "from-here"), QUESTION)
+        assert said(ask(agg, image(None, "from-here"), QUESTION)) == said(filled[1])
+        unknown = other.post({"model": "tiny", "messages": user(image(None, "never-seen"))})
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (400, "media_uuid_not_found")
+
+
+def blank(width: int, height: int) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (width, height)).save(out, "PNG")
+    return out.getvalue()
+
+
+def gif(frames: int) -> bytes:
+    """So many times the same one."""
+    one = encoded(kind="GIF", size=(64, 48))
+    begin = 13 + (3 << (one[10] & 7) + 1)  # after the header and its colours
+    return one[:begin] + one[begin:-1] * frames + one[-1:]
+
+
 def _png(width: int, height: int) -> bytes:
     """A header that claims a size, and no pixels."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunk = b"IHDR" + header
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", len(header)) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", b"")
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 BAD: dict[str, bytes] = {
@@ -148,7 +184,8 @@ BAD: dict[str, bytes] = {
     "truncated": encoded(size=(64, 64))[:60],
     "half a JPEG": encoded(kind="JPEG", size=(300, 300))[:700],
     "50,000 x 50,000": _png(50_000, 50_000),
-    "1 x 20,000": encoded(size=(2, 20_000)),
+    "1 x 20,000": blank(1, 20_000),
+    "2 x 20,000": blank(2, 20_000),
     "no size": _png(0, 0),
 }
 
@@ -161,10 +198,41 @@ def test_bad_pictures_are_the_clients_fault_and_nothing_stays_behind(e_p_d: Stac
         error = found.json()["error"]
         assert found.status_code == 400, (name, found.text)
         assert error["param"] == "messages[0].content[1].image_url", (name, error)
+        assert ("media.max_image_pixels" in error["message"]) is (name == "50,000 x 50,000"), (name, error)
         assert "0x" not in error["message"] and "/" not in error["message"].replace("w/h", ""), (name, error)
-    tiny = stack.post({"model": "tiny", "messages": user(image(data_url(encoded(size=(2, 2))))), "max_tokens": 2})
+    tiny = stack.post({"model": "tiny", "messages": user(image(data_url(blank(1, 1)))), "max_tokens": 2})
     assert tiny.status_code in (200, 400), tiny.text
     assert said(ask(stack, image(data_url(photo(331))), QUESTION)) == said(good)
+
+
+def test_of_many_frames_one_is_taken_or_none(e_p_d: Stack) -> None:
+    """A GIF is its first frame, however many there are; of a video there is a limit."""
+    still, moving = (ask(e_p_d, image(data_url(gif(frames), "image/gif")), QUESTION) for frames in (1, 10_000))
+    assert said(moving) == said(still)
+    (tiny,) = videos.jpegs(number=1, size=(8, 8))
+    messages = user(part("video_url", videos.frames_url([tiny] * 10_000)), QUESTION)
+    error = e_p_d.post({"model": "tiny", "messages": messages}).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_media", "messages[0].content[0].video_url")
+    assert "media.max_video_frames" in error["message"]
+
+
+#: This host, in ways that it may not be asked in.
+HIDDEN = ["http://0.0.0.0:{port}", "http://127.1:{port}", "http://2130706433:{port}", "http://me@127.0.0.1:{port}"]
+
+
+@pytest.mark.parametrize("host", HIDDEN)
+def test_a_host_that_may_not_be_asked_is_asked_by_nobody(agg: Stack, web: MediaHost, host: str) -> None:
+    """Nor by way of a redirect, although it would answer."""
+    web.put("/hidden.png", photo(342), "image/png")
+    target, before = host.format(port=web.port) + "/hidden.png", web.gets()
+    redirects = [f"/redirect/{status}?{target}" for status in (301, 307)]
+    for url in (target, *map(web.url, redirects)):
+        found = agg.post({"model": "tiny", "messages": user(QUESTION, image(url))})
+        error = found.json()["error"]
+        assert (found.status_code, error["code"]) == (400, "media_url_refused"), found.text
+        assert error["param"] == "messages[0].content[1].image_url"
+    assert [web.gets(path) for path in ("/hidden.png", *redirects)] == [0, 1, 1]
+    assert web.gets() - before == 2
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+import tracemalloc
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,10 @@ import pytest
 
 from api.intake import Admission, Intake
 from api.known_media import KnownMedia
-from api.media_sources import MediaSources, lease_s
+from api.media_sources import AT_ONCE, MediaSources, lease_s
 from api.references import from_url
-from app import keys
-from app.errors import InvalidRequest, MediaUnreachable, MediaUuidNotFound, MediaUuidTaken
+from app import keys, media
+from app.errors import BrokerUnavailable, InvalidRequest, MediaUnreachable, MediaUuidNotFound, MediaUuidTaken
 from app.items.index import ItemIndex
 from app.media import MediaHolder
 from app.media.fetch import MediaFetcher
@@ -216,7 +219,7 @@ async def test_a_url_is_known_to_other_processes_too(apis: Any, web: MediaHost) 
     (second,) = await two.admit(image(url))
     assert second.source == first.source, "the bytes that the other one holds"
     assert (web.gets(status=200), web.gets(status=304), two.holder.users) == (1, 1, 0)
-    assert two.admission is not None and two.admission.borrowed
+    assert two.admission is not None and two.admission.borrows(second.param)
 
 
 async def test_what_nobody_has_any_more_is_got_without_a_question(
@@ -246,7 +249,7 @@ async def test_an_embedding_is_enough(apis: Any, web: MediaHost) -> None:
     (second,) = await api.admit(image(url))
     assert (second.identity, second.source, second.size) == (first.identity, None, len(PICTURE))
     assert (web.gets(status=200), web.gets(status=304)) == (1, 1)
-    assert api.admission is not None and api.admission.borrowed
+    assert api.admission is not None and api.admission.borrows(second.param)
 
 
 async def test_what_turns_out_to_be_gone_is_got_again(apis: Any, web: MediaHost) -> None:
@@ -258,17 +261,36 @@ async def test_what_turns_out_to_be_gone_is_got_again(apis: Any, web: MediaHost)
     parts = [image(data_url(OTHER)), image(url)]
     await api.admit(*parts)
     assert api.admission is not None and api.holder.users == 1
-    await api.admission.renew()
+    param = "messages[0].content[1].image_url"
+    assert not api.admission.borrows("messages[0].content[0].image_url") and api.admission.borrows(param)
+    await api.admission.renew(param)
     renewed = from_url(parts[1]["image_url"]["url"])
-    assert (renewed.identity, api.read(renewed), renewed.param) == (
-        first.identity,
-        PICTURE,
-        "messages[0].content[1].image_url",
-    )
-    assert (api.holder.users, api.admission.borrowed) == (2, False)
+    assert (renewed.identity, api.read(renewed), renewed.param) == (first.identity, PICTURE, param)
+    assert api.holder.users == 2 and not api.admission.borrows(param)
     assert (web.gets(status=200), web.gets(status=304)) == (2, 1)
     await api.admission.release()
     assert api.holder.users == 0
+
+
+async def test_only_what_is_gone_is_got_again(apis: Any, web: MediaHost) -> None:
+    """A uuid whose medium is still where it was is none of a URL's trouble. The URL's second part is."""
+    api, other = await apis(), await apis()
+    url = web.put("/x.png", PICTURE, "image/png", etag=True)
+    (fetched,) = await api.once(image(url))
+    (named,) = await other.once(image(data_url(OTHER), "mine"))
+    await other.said(named)
+    await encoded_by(api, fetched)
+    await api.forget()
+    parts = [image(None, "mine"), image(url), image(url)]
+    await api.admit(*parts)
+    assert api.admission is not None and api.admission.borrows("messages[0].content[0].image_url")
+    await api.admission.renew("messages[0].content[2].image_url")
+    kept, *renewed = [from_url(part["image_url"]["url"]) for part in parts]
+    assert kept.source == named.source
+    assert [api.read(ref) for ref in renewed] == [PICTURE, PICTURE]
+    assert [api.admission.borrows(ref.param) for ref in (kept, *renewed)] == [True, False, False]
+    assert web.gets(status=200) == 2
+    await api.admission.release()
 
 
 async def test_identity_by_text_asks_once(apis: Any, web: MediaHost) -> None:
@@ -299,6 +321,54 @@ async def test_a_url_that_died_is_not_answered_from_memory(apis: Any, web: Media
     await api.once(image(url))
     web.files.clear()
     assert isinstance(await api.refused(image(url)), MediaUnreachable)
+
+
+# --- data URLs ---
+
+
+@pytest.mark.parametrize("frame", ["AAAA", ""], ids=["tiny", "empty"])
+async def test_frames_beyond_the_limit_take_no_memory(apis: Any, frame: str) -> None:
+    api = await apis()
+    url = "data:video/jpeg;base64," + ",".join([frame] * 500_000)
+    tracemalloc.start()
+    try:
+        error = await api.refused(part("video_url", url))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "media.max_video_frames allows (1024)" in error.message
+    assert peak < 4 * len(url) + 2_000_000
+
+
+async def test_turns_last_as_long_as_their_threads(apis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is cancelled leaves its thread behind, with the medium in memory."""
+    api, go, decode, running = await apis(), threading.Event(), media.decode, Counter[str]()
+
+    def slow(*asked: Any) -> Any:
+        running["now"] += 1
+        running["most"] = max(running.values())
+        go.wait(20)
+        running["now"] -= 1
+        return decode(*asked)
+
+    def requests(first: int) -> list[asyncio.Task[Any]]:
+        urls = [data_url(encoded(size=(9, first + at))) for at in range(AT_ONCE)]
+        return [asyncio.create_task(api.admit(image(url))) for url in urls]
+
+    monkeypatch.setattr(media, "decode", slow)
+    try:
+        leaving = requests(10)
+        await until(lambda: running["now"] == AT_ONCE, "all turns to be taken")
+        for one in leaving:
+            one.cancel()
+        await asyncio.wait(leaving)
+        coming = requests(20)
+        await until(lambda: len(api.sources._turns._waiters or ()) == AT_ONCE, "the others to wait")
+    finally:
+        go.set()
+    await asyncio.gather(*coming)
+    assert running["most"] == AT_ONCE
+    assert (len(api.holder), api.holder.users) == (AT_ONCE, AT_ONCE), "who left keeps nothing"
 
 
 # --- uuids ---
@@ -362,6 +432,27 @@ async def test_a_uuid_with_other_bytes_stands_for_those(apis: Any) -> None:
     assert await api.once(image(None, "mine")) == [new]
 
 
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_uuid_means_what_comes_with_it_in_the_same_request(apis: Any, web: MediaHost, first: bool) -> None:
+    """Wherever that part stands, and however long its medium takes."""
+    api = await apis()
+    (old,) = await api.once(image(data_url(PICTURE), "mine"))
+    web.put("/x.png", OTHER, "image/png")
+    parts = [image(web.url("/chain/2/x.png"), "mine"), image(None, "mine")]
+    one, other = await api.once(*(parts if first else parts[::-1]))
+    assert one.identity == other.identity != old.identity
+
+
+async def test_a_uuid_with_two_media_in_one_request_is_refused(apis: Any, web: MediaHost) -> None:
+    api = await apis()
+    url = web.put("/x.png", PICTURE, "image/png")
+    for other in (image(data_url(OTHER), "mine"), part("video_url", videos.file_url(videos.file()), "mine")):
+        error = await api.refused(image(data_url(PICTURE), "mine"), other)
+        assert (error.status, error.code) == (400, "invalid_media") and "uuid" in error.message
+        assert error.param == f"messages[0].content[1].{other['type']}"
+    await api.once(image(data_url(PICTURE), "mine"), image(url, "mine"))  # the same bytes
+
+
 async def test_a_uuid_with_other_bytes_can_be_refused(apis: Any) -> None:
     api = await apis(media={"rebind_uuids": False})
     (old,) = await api.once(image(data_url(PICTURE), "mine"))
@@ -381,9 +472,34 @@ async def test_a_uuid_whose_medium_is_gone(apis: Any, fleet: Fleet) -> None:
     assert (reused.identity, reused.source) == (ref.identity, None), "a worker has its embedding"
     assert api.admission is not None
     with pytest.raises(MediaUuidNotFound):
-        await api.admission.renew()
+        await api.admission.renew("messages[0].content[0].image_url")
     fleet.living.clear()
     assert (await api.refused(image(None, "mine"))).code == "media_uuid_not_found"
+
+
+@pytest.mark.parametrize("away", ["places", "items"])
+async def test_a_uuid_is_not_unknown_because_redis_is_away(apis: Any, web: MediaHost, away: str) -> None:
+    """400 would tell the client to give up. A URL can be asked for again."""
+    from app.redis import connect
+
+    api = await apis()
+    await api.once(image(data_url(PICTURE), "mine"))
+    url = web.put("/x.png", OTHER, "image/png", etag=True)
+    await api.once(image(url))
+    await api.forget()
+    nobody = connect("redis://127.0.0.1:1/0", 0.2, name="test")
+    known = api.sources._known
+    try:
+        if away == "places":
+            known._places = MediaPlaces(nobody, "fingerprint", "me")
+        else:
+            known._items = ItemIndex(nobody, "fingerprint", ItemSettings())
+        with pytest.raises(BrokerUnavailable):
+            await api.admit(image(None, "mine"))
+        await api.once(image(url))
+    finally:
+        await nobody.aclose()
+    assert web.gets(status=200) == 2
 
 
 async def test_a_uuid_lasts_as_long_as_it_is_used(apis: Any, redis: Any) -> None:
@@ -412,6 +528,21 @@ async def test_places_live_as_long_as_their_leases(apis: Any, redis: Any) -> Non
         return not await redis.exists(key)
 
     await until(unsaid, "its end")
+
+
+async def test_the_longest_lease_is_what_a_place_lives_for(redis: Any) -> None:
+    key = keys.media("fingerprint", "a" * 32)
+    longest = 0
+    for api, lease in (("a", 500), ("b", 100), ("c", 900)):
+        source = descriptor("a" * 32, WORKER, expires_at=time.time() + lease)
+        MediaPlaces(redis, "fingerprint", api).add("a" * 32, source)
+
+        async def said(api: str = api) -> bool:
+            return bool(await redis.hexists(key, api))
+
+        await until(said, "the place")
+        longest = max(longest, lease)
+        assert longest - 60 < await redis.ttl(key) <= longest
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import InvalidRequest, PromptTooLong, RemoteFailure
+from app.errors import InvalidRequest, MediaRefused, PromptTooLong, RemoteFailure
 from app.items.index import ItemIndex
 from app.messages import Prompt
 from tests.integration import item_cluster, item_engine
@@ -178,6 +178,17 @@ async def test_a_model_whose_items_depend_on_each_other_has_its_prompts_rendered
     async with pd.host.prompts.ready(decode_task("r"), prompt) as ready:
         assert [item.identity for item in ready.prompt.items] == [identity(1), identity(2), identity(1)]
         assert len(ready.prompt.token_ids) == len(ready.engine_input["prompt_token_ids"]) == 4 + 3 * (ROWS + 2)
+    await cluster.quiet()
+
+
+@pytest.mark.parametrize("splices", [True, False])
+async def test_an_item_of_too_many_tokens_is_refused_however_it_is_rendered(cluster: Cluster, splices: bool) -> None:
+    agg = await cluster.worker("agg@0", ENCODES, splices=splices)
+    agg.engine.renderer.large[identity(2)] = agg.settings.media.max_item_tokens + 1
+    with pytest.raises(MediaRefused, match=r"media\.max_item_tokens") as caught:
+        await cluster.ask(agg, 1, 2, 3)
+    assert caught.value.param == "messages[0].content[1]"
+    assert not agg.engine.encodes[identity(2)]
     await cluster.quiet()
 
 

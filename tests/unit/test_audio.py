@@ -99,5 +99,16 @@ def test_rates_that_nobody_records_at(rate: int) -> None:
     assert "sample rate is not between 1000 and 384000 Hz" in refusal(bytes(data))
 
 
+def test_a_header_without_an_end_is_left() -> None:
+    sound = sounds.file()
+    for number, taken in ((100, True), (50_000, False)):
+        data = sound[:12] + (b"JUNK" + bytes(4)) * number + sound[12:]
+        data = data[:4] + struct.pack("<I", len(data) - 8) + data[8:]
+        if taken:
+            check_audio(data, MediaSettings(), PARAM)
+        else:
+            assert refusal(data) == "the audio's header has too many parts"
+
+
 def test_no_samples() -> None:
     assert refusal(sounds.silence(0, ".wav")) == "the audio has no samples"

@@ -34,12 +34,15 @@ class Serving:
 
 
 class Intake:
-    """Holds something for every request, and notes what is released; `borrowed` may be gone, and got again."""
+    """Holds something for every request, and notes what is released; the media of the fields in `borrowed` may be gone,
+    and got again."""
 
     def __init__(self) -> None:
         self.released: list[str] = []
-        self.borrowed = False
-        self.renewed = 0
+        self.borrowed: set[str] = set()
+        self.renewed: list[str] = []
+        self.comes = asyncio.Event()
+        self.comes.set()
         self.media: list[tuple[str, int | None]] = []
         self.shape: Any = None
 
@@ -49,8 +52,13 @@ class Intake:
         self.shape = shape
         return self
 
-    async def renew(self) -> None:
-        self.renewed += 1
+    def borrows(self, param: str | None) -> bool:
+        return param in self.borrowed
+
+    async def renew(self, param: str) -> None:
+        await self.comes.wait()
+        self.borrowed.remove(param)
+        self.renewed.append(param)
 
     async def release(self) -> None:
         self.released.append("identity")
@@ -283,27 +291,52 @@ async def _leave_soon(services: Any, content: bytes = b'{"n": 1}', after_s: floa
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize(("borrowed", "times"), [(True, 2), (False, 1)])
+@pytest.mark.parametrize(
+    ("borrowed", "renewed"), [(["a"], ["a"]), (["a", "b", "c"], ["a", "b"]), (["b", "c"], []), ([], [])]
+)
 @pytest.mark.parametrize("error", [MediaExpired, NoWorker])
 async def test_a_medium_that_was_referred_to_and_is_gone_is_got_again_once(
-    client: httpx.AsyncClient, services: Any, stream: bool, borrowed: bool, times: int, error: type[TrivetError]
+    client: httpx.AsyncClient,
+    services: Any,
+    stream: bool,
+    borrowed: list[str],
+    renewed: list[str],
+    error: type[TrivetError],
 ) -> None:
+    """First the field `a` has none, then `b`, and from then on `b`."""
     runs: list[Any] = []
 
     async def fail(request: Any) -> Any:
         runs.append(request)
+        failure = error("no", param="b" if runs[1:] else "a")
         if not stream:
-            raise error("no")
+            raise failure
 
         async def frames() -> Any:
-            raise error("no")
+            raise failure
             yield b""
 
         return frames()
 
-    services.intake.borrowed = borrowed
+    services.intake.borrowed = {*borrowed}
     services.serving.chat = fail
     found = await client.post("/v1/chat/completions", json={"n": 1})
     assert (found.status_code, found.json()["error"]["code"]) == (503, error.code)
-    times = times if error is MediaExpired else 1
-    assert (len(runs), services.intake.renewed, services.intake.released) == (times, times - 1, ["identity"])
+    renewed = renewed if error is MediaExpired else []
+    assert services.intake.renewed == renewed and len(runs) == len(renewed) + 1
+    assert services.intake.released == ["identity"]
+
+
+async def test_a_medium_that_does_not_come_again_has_the_requests_deadline(
+    client: httpx.AsyncClient, services: Any
+) -> None:
+    async def fail(_request: Any) -> Any:
+        raise MediaExpired("gone", param="a")
+
+    services.intake.borrowed = {"a"}
+    services.intake.comes.clear()
+    services.serving.chat = fail
+    asking = client.post("/v1/chat/completions", json={"n": 1}, headers={"X-Request-Timeout": "0.2"})
+    found = await asyncio.wait_for(asking, 10)
+    assert (found.status_code, found.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert services.intake.released == ["identity"]

@@ -12,11 +12,12 @@ from tests.pictures import data_url
 from tests.videos import frame_list, frames_url
 
 PARAM = "messages[0].content[1].image_url"
+FRAMES_LIMIT = 6
 
 
 def refusal(url: str, limit: int = 1000, modality: Modality = "image") -> str:
     with pytest.raises(MediaRefused) as caught:
-        decode(url, modality, limit, PARAM)
+        decode(url, modality, limit, FRAMES_LIMIT, PARAM)
     assert caught.value.param == PARAM
     assert caught.value.status == 400
     return caught.value.message
@@ -42,20 +43,20 @@ def refusal(url: str, limit: int = 1000, modality: Modality = "image") -> str:
     ],
 )
 def test_heads_that_are_taken(modality: Modality, head: str) -> None:
-    assert decode(head + "AAEC", modality, 3, PARAM) == (b"\0\1\2", "")
+    assert decode(head + "AAEC", modality, 3, FRAMES_LIMIT, PARAM) == (b"\0\1\2", "")
 
 
 @given(st.binary(min_size=1, max_size=100))
 def test_the_bytes_come_back(data: bytes) -> None:
-    assert decode(data_url(data), "image", len(data), PARAM) == (data, "")
-    assert decode(data_url(data, "video/mp4"), "video", len(data), PARAM) == (data, "")
+    assert decode(data_url(data), "image", len(data), FRAMES_LIMIT, PARAM) == (data, "")
+    assert decode(data_url(data, "video/mp4"), "video", len(data), FRAMES_LIMIT, PARAM) == (data, "")
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=6))
 def test_frames_stay_text(frames: list[bytes]) -> None:
     """As vLLM's loader takes them: what comes after the first comma."""
     total = sum(map(len, frames))
-    assert decode(frames_url(frames), "video", total, PARAM) == (frame_list(frames).encode(), FRAMES)
+    assert decode(frames_url(frames), "video", total, FRAMES_LIMIT, PARAM) == (frame_list(frames).encode(), FRAMES)
     assert "media.max_item_mb" in refusal(frames_url(frames), total - 1, "video")
 
 
@@ -116,8 +117,13 @@ def test_what_is_refused_of_audio(kind: str) -> None:
     assert refusal(f"data:{kind};base64,AAEC", modality="audio") == "the data: URL must have an audio/ media type"
 
 
+def test_frames_are_counted_before_any_is_decoded() -> None:
+    assert "media.max_video_frames allows (6)" in refusal(frames_url([b"a"] * 7), modality="video")
+    assert "media.max_video_frames" in refusal("data:video/jpeg;base64,,,,,,,!", modality="video")
+
+
 def test_the_size_is_the_decoded_bytes() -> None:
-    assert len(decode(data_url(bytes(1000)), "image", 1000, PARAM)[0]) == 1000
+    assert len(decode(data_url(bytes(1000)), "image", 1000, FRAMES_LIMIT, PARAM)[0]) == 1000
     assert refusal(data_url(bytes(1001))) == "larger than media.max_item_mb allows (0.001 MB)"
 
 

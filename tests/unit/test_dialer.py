@@ -62,7 +62,8 @@ def fetch(url: str, names: Names, network: Network, **limits: Any) -> bytes | Me
     async def run() -> bytes | MediaRefused:
         fetcher = MediaFetcher(MediaUrlSettings(**limits), 1000, resolver=names, dialer=network)
         try:
-            return (await fetcher.fetch(url, "messages[0]")).data
+            async with fetcher.fetch(url, "messages[0]") as fetched:
+                return fetched.data
         except MediaRefused as error:
             return error
         finally:
@@ -148,7 +149,8 @@ def test_a_connection_that_was_closed_while_idle_is_opened_again() -> None:
     async def run() -> None:
         fetcher = MediaFetcher(MediaUrlSettings(), 1000, resolver=names, dialer=network)
         for _ in range(2):  # the mock's stream ends after the first answer
-            assert (await fetcher.fetch("http://images.example/cat.png", "messages[0]")).data == b"png"
+            async with fetcher.fetch("http://images.example/cat.png", "messages[0]") as fetched:
+                assert fetched.data == b"png"
         await fetcher.close()
 
     asyncio.run(run())

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from app.errors import MediaRefused, MediaTooLarge, MediaUrlRefused
+from app.media import file_root
 from app.media.file_root import FileRoot
+from app.media.url_policy import MAX_LENGTH
 from app.settings import SettingsError
 
 
@@ -94,6 +96,16 @@ def test_what_is_not_read(folder: Path, url: str) -> None:
     error = refusal(folder, url.format(root=folder))
     assert error.status == 400
     assert not re.search(r"media/|etc|secret|passwd|0x|/tmp", error.message)
+
+
+def test_a_url_is_no_longer_than_others_may_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is checked on the event loop, before anything of it is decoded."""
+    root = FileRoot(str(folder))
+    longest = f"file://{folder}/" + "./" * ((MAX_LENGTH - len(f"file://{folder}/cat.png")) // 2) + "cat.png"
+    assert root.read(longest, 3) == b"cat"
+    monkeypatch.setattr(file_root, "unquote_to_bytes", lambda _: pytest.fail("decoded"))
+    with pytest.raises(MediaUrlRefused, match=f"longer than {MAX_LENGTH} characters"):
+        root.check(f"file://{folder}/" + "a/" * MAX_LENGTH)
 
 
 def test_without_a_root_nothing_is_read(folder: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from app.errors import MediaRefused
-from app.media import check_image
+from app.media import check_image, header_view, image
 from tests.pictures import encoded
 
 LIMIT = 1000
@@ -84,6 +84,45 @@ def test_a_bomb_is_known_by_its_header(side: int) -> None:
 def test_the_limit_is_the_last_size_that_is_taken() -> None:
     assert check_image(encoded(size=(50, 20)), 1000, PARAM) == (50, 20)
     refusal(encoded(size=(77, 13)), 1000)
+
+
+PNG = encoded()
+CHUNK = b"\0\0\0\0teSt" + struct.pack(">I", zlib.crc32(b"teSt"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        PNG[:33] + CHUNK * 20_000 + PNG[33:],
+        b"\xff\xd8" + b"\xff\xfe\0\x02" * 20_000,
+        b"\xff\xd8" + b"\xff" * 20_000,
+    ],
+    ids=["PNG of empty chunks", "JPEG of comments", "JPEG of fill bytes"],
+)
+def test_a_header_without_an_end_is_left(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    class Counted(header_view.HeaderView):
+        times = 0
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            found = super().read(size)
+            self.times += bool(found)
+            return found
+
+    views: list[Counted] = []
+
+    def view_of(data: bytes) -> Counted:
+        views.append(Counted(data))
+        return views[-1]
+
+    monkeypatch.setattr(image, "HeaderView", view_of)
+    assert refusal(data) == "the image's header has too many parts"
+    (view,) = views
+    assert view.times <= header_view.MOST_READS
+
+
+def test_a_header_of_a_thousand_parts_is_read() -> None:
+    assert check_image(PNG[:33] + CHUNK * 1000 + PNG[33:], LIMIT, PARAM) == (7, 5)
 
 
 def test_a_picture_without_pixels_is_none() -> None:

@@ -37,7 +37,9 @@ def decoded(body: dict[str, Any], shape: Shape) -> list[bytes]:
     """The media of the body, as the intake takes them."""
     media_of = [shape.read(path, part) for path, part in shape.parts(body)]
     return [
-        media.decode(one.url, one.modality, 10**9, one.param, one.payload)[0] for one in media_of if one.url is not None
+        media.decode(one.url, one.modality, 10**9, 1000, one.param, one.payload)[0]
+        for one in media_of
+        if one.url is not None
     ]
 
 
@@ -141,6 +143,23 @@ def test_an_api_without_media_has_nothing_cut_out() -> None:
 def test_a_word_that_a_client_writes_stands_for_nothing() -> None:
     body, shape = parsed(chat(image(), image("@" + "0" * (inline_media.WORD - 1))))
     assert [medium.payload is not None for medium in _media(body, shape)] == [True, False]
+
+
+@pytest.mark.parametrize("size", [30, LARGE])
+@pytest.mark.parametrize("field", ["image_url", "image_embeds"])
+def test_a_part_that_is_refused_is_so_in_a_body_of_any_size(field: str, size: int) -> None:
+    hidden = {"type": "text", "text": "?", field: {"url": "x"}, "input_image": None}
+    body, shape = parsed(chat(image("A" * size), hidden))
+    assert isinstance(shape, type(CHAT)) and "input_image" in body["messages"][0]["content"][1]
+    with pytest.raises(media_parts.MediaRefused, match="cannot have this field") as caught:
+        _media(body, shape)
+    assert caught.value.param == f"messages[0].content[1].{field}"
+
+
+def test_no_text_of_a_body_with_a_wrong_part_is_cut_out() -> None:
+    text = {"type": "text", "text": f"data:image/png;base64,{LONG}"}
+    asked = chat(image(), text, {"type": "image_url", "image_url": 5})
+    assert parsed(asked) == (asked, CHAT)
 
 
 @pytest.mark.parametrize("bad", ["sécret", "a\nb", "\x00", " "])

@@ -214,7 +214,7 @@ async def test_nobody_is_asked_while_a_url_is_refused(desk: Desk) -> None:
 
 
 async def test_nothing_that_a_client_hides_beside_a_medium_stays(desk: Desk) -> None:
-    await desk.admit({"messages": [message(image(uuid="x", path="/etc/passwd"), video(uuid="x", fps=5))]})
+    await desk.admit({"messages": [message(image(uuid="x", path="/etc/passwd"), video(uuid="y", fps=5))]})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
 from api import errors
-from api.middleware import BodyLimit, RequestId, body_memory
+from api.middleware import BodyLimit, RequestId, body_limit, body_memory
 from api.middleware.body_limit import Turns, relieve
 from api.middleware.body_memory import BodyMemory
 
@@ -196,6 +196,41 @@ async def test_a_body_that_finds_no_memory_in_time(monkeypatch: pytest.MonkeyPat
         assert (found.status_code, found.json()["error"]["code"]) == (503, "body_memory_full")
         assert found.headers["retry-after"] == "1"
         assert (await client.post("/0", content=b"x")).status_code == 200
+
+
+@pytest.mark.parametrize("declared", [{"content-length": str(2 * MB)}, {}], ids=["declared", "undeclared"])
+async def test_who_sends_too_slowly_gives_the_memory_back(
+    declared: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_limit, "BEGIN_S", 0.1)
+    monkeypatch.setattr(body_limit, "LEAST_RATE", 10 * MB)
+
+    async def drip() -> AsyncIterator[bytes]:
+        yield bytes(body_limit.PACED + 1)
+        for _ in range(300):
+            await asyncio.sleep(0.01)
+            yield b"x"
+
+    memory, seen = BodyMemory(5 * MB), []
+    async with served(memory, seen) as client:
+        found = await client.post("/0", content=drip(), headers=declared)
+    assert (found.status_code, found.json()["error"]["message"]) == (408, "the body came slower than 10485 KB a second")
+    assert (seen, memory.free) == ([], 5 * MB)
+
+
+async def test_who_sends_fast_enough_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As may a small body, which takes no memory from others."""
+    monkeypatch.setattr(body_limit, "BEGIN_S", 0.5)
+    sizes = [MB // 8] * 10 + [1] * 10
+
+    async def pieces(*sizes: int) -> AsyncIterator[bytes]:
+        for size in sizes:
+            yield bytes(size)
+            await asyncio.sleep(0.05)
+
+    async with served(BodyMemory(5 * MB), []) as client:
+        assert (await client.post("/0", content=pieces(*sizes))).status_code == 200
+        assert (await client.post("/0", content=pieces(*[1] * 20))).status_code == 200
 
 
 async def test_pieces_of_large_bodies_take_turns() -> None:

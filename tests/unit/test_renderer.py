@@ -50,9 +50,14 @@ async def test_an_item_that_the_processor_refuses_is_named(renderer: Any, answer
     with pytest.raises(MediaRefused, match="too long and too thin") as caught:
         await renderer.item(media_ref(param="here"), None)
     assert caught.value.param == "here"
+    prompt, media = with_a_medium()
     with pytest.raises(MediaRefused) as caught:
-        await renderer.whole(*with_a_medium())
-    assert caught.value.param == "messages"
+        await renderer.whole(prompt, media)
+    assert caught.value.param == prompt.media[0].param != "messages"
+    several = prompt.model_copy(update={"media": [*prompt.media, media_ref(identity="b" * 32)]})
+    with pytest.raises(MediaRefused) as caught:
+        await renderer.whole(several, media | {"b" * 32: None})
+    assert caught.value.param == "messages", "nobody knows which"
 
 
 async def test_an_item_that_fills_the_context_is_named(renderer: Any, answer: Any) -> None:

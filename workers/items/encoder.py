@@ -132,16 +132,20 @@ class ItemEncoder:
         if width is None:
             raise MediaRefused(f"the model takes no {ref.modality}", param=ref.param)
         alone = await self._engine.renderer.item(ref, await self.load(ref))
-        if alone.embeds > self._limits.max_item_tokens:
-            raise MediaRefused(
-                f"the {ref.modality} takes {alone.embeds} tokens, more than media.max_item_tokens allows "
-                f"({self._limits.max_item_tokens})",
-                param=ref.param,
-            )
+        self.check_tokens(ref, alone.embeds)
         record = alone.record(
             width=width.width, dtype=width.dtype, worker=self._me.worker, **dataclasses.asdict(self._source)
         )
         return OwnItem(record, alone.engine_input, alone.kwargs)
+
+    def check_tokens(self, ref: MediaRef, embeds: int) -> None:
+        """Raise MediaRefused if the medium has become too many tokens with an embedding."""
+        allowed = self._limits.max_item_tokens
+        if embeds > allowed:
+            raise MediaRefused(
+                f"the {ref.modality} takes {embeds} tokens, more than media.max_item_tokens allows ({allowed})",
+                param=ref.param,
+            )
 
     async def reserve(self, own: OwnItem) -> None:
         """Make room for the embedding of an item that is encoded with its prompt; the caller holds it in the store.

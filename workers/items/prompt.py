@@ -61,6 +61,8 @@ class PromptItems:
         refs = {ref.identity: ref for ref in prompt.media}
         loaded = await together(self.encoder.load(ref) for ref in refs.values())
         engine_input = await self.renderer.whole(prompt, dict(zip(refs, loaded, strict=True)))
+        for identity, embeds in rendered.embeds(engine_input):
+            self.encoder.check_tokens(refs[identity], embeds)
         return Ready(rendered.without_pixels(engine_input), engine_input, encoded_items=len(refs))
 
     @asynccontextmanager
