@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import time
 from collections.abc import Callable
 
@@ -68,19 +70,47 @@ def relieve(scope: Scope, left: int) -> None:
 
 class Turns:
     """One at a time, and a pause after each if more are waiting: so that the pieces of large bodies, however many come,
-    leave most of the event loop to everything else."""
+    leave most of the event loop to everything else.
+
+    Of those that wait, the body that began first has the next turn. Fair shares would end all bodies together, and what
+    has to be done with a whole one would be done for all of them in one go.
+    """
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._here = 0
+        self._numbers = itertools.count()
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._taken = False
 
-    async def take(self) -> None:
-        self._here += 1
+    def number(self) -> int:
+        """The place of a body that begins now."""
+        return next(self._numbers)
+
+    async def take(self, number: int) -> None:
+        if self._taken:
+            await self._wait(number)
+        self._taken = True
         try:
-            async with self._lock:
-                await asyncio.sleep(PAUSE_S if self._here > 1 else 0)
+            await asyncio.sleep(PAUSE_S if self._waiting else 0)
         finally:
-            self._here -= 1
+            self._pass_on()
+
+    async def _wait(self, number: int) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (number, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self._pass_on()  # it came just now
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            _, turn = heapq.heappop(self._waiting)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._taken = False
 
 
 class _Body:
@@ -94,6 +124,7 @@ class _Body:
         self._turns = turns
         self._read = 0
         self._whole = False
+        self._number = 0
         self._begun: float | None = None
 
     async def receive(self) -> Message:
@@ -101,7 +132,7 @@ class _Body:
             return await self._receive()
         if self._begun is None:
             await self._room.take(self._declared or 0)
-            self._begun = time.monotonic()
+            self._begun, self._number = time.monotonic(), self._turns.number()
         message = await self._soon(self._begun)
         self._read += len(message.get("body", b""))
         self._whole = not message.get("more_body", False)
@@ -112,8 +143,10 @@ class _Body:
             return message
         if self._declared is None and self._read > PACED:
             await self._room.take(self._limit)
-        if self._read > PACED:
-            await self._turns.take()
+        if max(self._read, self._declared or 0) > PACED:
+            waits = time.monotonic()
+            await self._turns.take(self._number)
+            self._begun += time.monotonic() - waits  # it is not the client that takes its time
         return message
 
     async def _soon(self, begun: float) -> Message:

@@ -243,7 +243,7 @@ async def test_pieces_of_large_bodies_take_turns() -> None:
             await asyncio.sleep(0)
 
     async def piece(number: int) -> None:
-        await turns.take()
+        await turns.take(number)
         order.append((number, passes[0]))
 
     other = asyncio.create_task(loop())
@@ -251,3 +251,29 @@ async def test_pieces_of_large_bodies_take_turns() -> None:
     other.cancel()
     assert [number for number, _ in order] == list(range(20))
     assert len({at for _, at in order}) == 20
+
+
+async def test_the_body_that_began_first_is_whole_first() -> None:
+    """Bodies that all end at once would keep the loop for what is done with a whole one, times their number."""
+    turns, order = Turns(), []
+
+    async def body(number: int) -> None:
+        for _ in range(5):
+            await turns.take(number)
+        order.append(number)
+
+    await asyncio.gather(*(body(turns.number()) for _ in range(8)))
+    assert order == list(range(8))
+
+
+async def test_a_body_whose_client_leaves_passes_its_turn_on() -> None:
+    turns = Turns()
+    bodies = [asyncio.create_task(turns.take(number)) for number in range(4)]
+    await asyncio.sleep(0)
+    bodies[1].cancel()
+    await asyncio.sleep(0)
+    bodies[2].cancel()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*bodies, return_exceptions=True)
+        await turns.take(4)
+    assert [one.cancelled() for one in bodies] == [False, True, True, False]
