@@ -140,6 +140,7 @@ class Worker:
             "renewed": local.published._renewed.keys() ^ local.published._records.keys(),
             "locks": [one for one in [*local._locks.values(), *items.encoder._locks.values()] if one.locked()],
             "arrivals": items.encoder.arrivals._settled,
+            "decoded": items.encoder.decoded.used,
             "slots": AT_ONCE - items.encoder.slots._value,
             "room": (local.room._wanted, local.room._queue, local.room._grants) if _used(local.room) else (),
             "work": items._running,

@@ -81,6 +81,8 @@ class FakeRenderer:
 
         assert media.keys() == {ref.identity for ref in prompt.media}
         self.wholes.append(prompt)
+        self.calls.update(media.keys())
+        await self.gate.wait()
         alone = {of: self._alone(of) for of in media}
         records = {of: one.record(width=WIDTH, dtype="float32", worker="", model="") for of, one in alone.items()}
         return rendered.engine_input(splice(prompt, records), {of: one.kwargs for of, one in alone.items()})

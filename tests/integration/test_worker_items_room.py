@@ -156,6 +156,24 @@ async def test_few_items_are_decoded_at_a_time(cluster: Cluster) -> None:
     await cluster.quiet()
 
 
+@pytest.mark.parametrize("splices", [True, False])
+async def test_decoded_media_have_a_bound(cluster: Cluster, splices: bool) -> None:
+    """Of prompts here, rendered in either way, which nobody else bounds. Pictures have 8 x 8 pixels of three bytes."""
+    agg = await cluster.worker("agg@0", ENCODES, splices=splices)
+    renderer, decoded = agg.engine.renderer, agg.items.encoder.decoded
+    decoded._limit = 3 * 192
+    renderer.gate.clear()
+    asking = [asyncio.create_task(cluster.ask(agg, at)) for at in range(8)]
+    await until(lambda: decoded.used == 3 * 192 and decoded._turn.locked(), "the bound, and somebody to wait")
+    assert renderer.calls.total() <= 3
+    renderer.gate.set()
+    await asyncio.gather(*asking)
+    assert renderer.calls.total() == 8
+    decoded._limit = 10
+    await cluster.ask(agg, *range(8, 11))  # larger than all of it
+    await cluster.quiet()
+
+
 async def test_memory_is_allocated_and_given_back_off_the_loop(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

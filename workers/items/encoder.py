@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +28,12 @@ from app.messages import Assignment, MediaRef, Modality
 from app.settings_sections import MediaSettings
 from app.tensors.plane import TensorPlane
 from app.tensors.segment import ITEM_SIZES
+from app.together import together
 from workers import media_loading
+from workers.decoded_size import decoded_size
 from workers.engine import Engine
 from workers.items.arrivals import Arrival, Arrivals
+from workers.items.decoded import DecodedMemory
 from workers.items.local import LocalItems
 from workers.items.publishing import Spawn
 
@@ -95,6 +98,7 @@ class ItemEncoder:
         self.widths: dict[Modality, Width] = {}
         self.arrivals = Arrivals()
         self.slots = asyncio.Semaphore(AT_ONCE)
+        self.decoded = DecodedMemory(int(limits.decoded_mb * 1e6))
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._me = me
         self._engine = engine
@@ -114,24 +118,39 @@ class ItemEncoder:
         own = self.widths.get(record.modality)
         return record.dtype in ITEM_SIZES and (own is None or own.width == record.width)
 
-    async def load(self, ref: MediaRef) -> Any:
-        """The decoded medium. Raises MediaRefused, MediaExpired, TensorError."""
+    @asynccontextmanager
+    async def loaded(self, refs: Sequence[MediaRef]) -> AsyncIterator[list[Any]]:
+        """The decoded media, which are in this worker's memory for them inside the block, and not to be kept.
+
+        Raises MediaRefused, MediaExpired, TensorError.
+        """
+        contents = await together(self._read(ref) for ref in refs)
+        sizes = await together(
+            asyncio.to_thread(decoded_size, ref, content, self._limits)
+            for ref, content in zip(refs, contents, strict=True)
+        )
+        async with self.decoded.taking(sum(sizes)):
+            io_kwargs = self._engine.renderer.media_io_kwargs
+            yield await together(
+                asyncio.to_thread(media_loading.load, ref, content, io_kwargs, self._limits)
+                for ref, content in zip(refs, contents, strict=True)
+            )
+
+    async def _read(self, ref: MediaRef) -> Any:
         if ref.source is None:
             raise gone(ref)
         try:
-            content = await self._plane.read(ref.source)
+            return await self._plane.read(ref.source)
         except (TensorMissing, TensorExpired, PeerGone) as error:
             raise gone(ref) from error
-        return await asyncio.to_thread(
-            media_loading.load, ref, content, self._engine.renderer.media_io_kwargs, self._limits
-        )
 
     async def prepare(self, ref: MediaRef) -> OwnItem:
-        """Read, decode and render the item. Raises what `load` does."""
+        """Read, decode and render the item. Raises what `loaded` does."""
         width = self.widths.get(ref.modality)
         if width is None:
             raise MediaRefused(f"the model takes no {ref.modality}", param=ref.param)
-        alone = await self._engine.renderer.item(ref, await self.load(ref))
+        async with self.loaded([ref]) as (data,):
+            alone = await self._engine.renderer.item(ref, data)
         self.check_tokens(ref, alone.embeds)
         record = alone.record(
             width=width.width, dtype=width.dtype, worker=self._me.worker, **dataclasses.asdict(self._source)

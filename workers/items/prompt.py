@@ -59,8 +59,8 @@ class PromptItems:
     async def _whole(self, prompt: Prompt) -> Ready:
         self.rendered_whole += 1
         refs = {ref.identity: ref for ref in prompt.media}
-        loaded = await together(self.encoder.load(ref) for ref in refs.values())
-        engine_input = await self.renderer.whole(prompt, dict(zip(refs, loaded, strict=True)))
+        async with self.encoder.loaded([*refs.values()]) as loaded:
+            engine_input = await self.renderer.whole(prompt, dict(zip(refs, loaded, strict=True)))
         for identity, embeds in rendered.embeds(engine_input):
             self.encoder.check_tokens(refs[identity], embeds)
         return Ready(rendered.without_pixels(engine_input), engine_input, encoded_items=len(refs))
