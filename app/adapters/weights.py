@@ -56,17 +56,6 @@ def read_modules(folder: Path, config: AdapterConfig) -> dict[str, Shape | None]
     return {module: _shape(module, factors["A"], factors["B"]) for module, factors in modules.items()}
 
 
-def check_known(modules: Collection[str], known: Collection[str]) -> None:
-    """Raise AdapterRefused for modules that the model does not have, or that vLLM adapts in none.
-
-    `known` are the ends of names, as vLLM's loader expects them: `q_proj`; of experts from `experts` on.
-    """
-    ends = {one.rpartition(".")[2] for one in known}
-    unknown = [one for one in modules if one.rpartition(".")[2] not in ends and _of_experts(one) not in known]
-    if unknown:
-        raise AdapterRefused(f"the model has no modules {listed(unknown)} that an adapter could change")
-
-
 def listed(names: Collection[str]) -> str:
     shown = ", ".join(ascii(one[:100])[1:-1] for one in sorted(names)[:SHOWN])
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
@@ -105,11 +94,6 @@ def _shape(module: str, a: _Tensor, b: _Tensor) -> Shape | None:
     if "embedding" in a.name.removeprefix(PREFIX).removeprefix(module) or ".experts" in module:
         return None
     return b.shape[0], a.shape[1]
-
-
-def _of_experts(module: str) -> str:
-    at = module.find(".experts")
-    return module[at + 1 :].removesuffix(".base_layer") if at >= 0 else ""
 
 
 def _wrong(what: str) -> AdapterRefused:

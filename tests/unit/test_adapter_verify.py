@@ -42,15 +42,15 @@ def rename(adapter: Path, old: str, new: str | None) -> None:
     save_file(weights, adapter / WEIGHTS)
 
 
-def refused(adapter: Path, max_rank: int = 16, known: set[str] | None = None) -> str:
+def refused(adapter: Path, max_rank: int = 16) -> str:
     with pytest.raises(AdapterRefused) as caught:
-        verify(adapter, max_rank=max_rank, known_modules=known)
+        verify(adapter, max_rank=max_rank)
     assert str(adapter) not in caught.value.message
     return caught.value.message
 
 
 def test_a_good_one(adapter: Path) -> None:
-    found = verify(adapter, max_rank=8, known_modules=set(TARGETS))
+    found = verify(adapter, max_rank=8)
     size = sum((adapter / name).stat().st_size for name in (CONFIG, WEIGHTS))
     assert found == Facts(8, size, found.modules)
     assert len(found.modules) == 3 * len(TARGETS) and Q_PROJ in found.modules
@@ -179,16 +179,3 @@ def test_a_type_that_is_no_weights(adapter: Path) -> None:
 def test_no_tensors(adapter: Path) -> None:
     save_file({}, adapter / WEIGHTS)
     assert "it has no tensors" in refused(adapter)
-
-
-def test_modules_that_the_model_does_not_have(adapter: Path) -> None:
-    message = refused(adapter, known=set(TARGETS) - {"q_proj"})
-    assert f"no modules {Q_PROJ}, " in message
-    rename(adapter, "q_proj", "query")
-    assert "self_attn.query" in refused(adapter, known=set(TARGETS))
-
-
-def test_experts_are_known_by_more_than_the_end_of_their_name(adapter: Path) -> None:
-    rename(adapter, "mlp.up_proj", "mlp.experts.0.up")
-    assert "experts.0.up" in refused(adapter, known=set(TARGETS))
-    verify(adapter, max_rank=8, known_modules={*TARGETS, "experts.0.up"})
