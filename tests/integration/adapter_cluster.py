@@ -89,10 +89,11 @@ class Member:
         self.registered = asyncio.Event()
         self.announcing = asyncio.Lock()
         self.tasks: list[asyncio.Task[None]] = []
+        self.draining = False
 
     def record(self) -> WorkerRecord:
         held, failed = self.adapters.held, self.adapters.failed
-        return worker(self.one, *self.roles, adapters=held, adapters_failed=failed)
+        return worker(self.one, *self.roles, adapters=held, adapters_failed=failed, draining=self.draining)
 
     async def announce(self) -> None:
         async with self.announcing:
@@ -113,6 +114,11 @@ class Member:
         while True:
             await self.announce()
             await asyncio.sleep(0.1)
+
+    async def drain(self) -> None:
+        self.draining = True
+        self.adapters.leave()
+        await self.announce()
 
     async def kill(self) -> None:
         """Stop as a killed process does: nothing is taken back."""

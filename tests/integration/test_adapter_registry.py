@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from app import keys
-from app.adapter_registry import AdapterRegistry, Load, lora_number
-from app.errors import AdapterConflict, AdapterLoading, AdapterMissing, ModelNotFound, NoWorker
+from app.adapter_registry import AdapterRegistry, Load, Report, lora_number
+from app.errors import AdapterConflict, AdapterLoading, AdapterMissing, ModelNotFound, NoWorker, WorkerLost
 from app.messages import Assignment
 from app.roles import Role
 from tests.integration.adapter_cluster import MODEL, Member, Sources, cluster
@@ -137,6 +137,49 @@ async def test_a_killed_worker_is_waited_for_no_longer(redis: Any, registry: Ada
         assert ended.state == "published" and list(ended.workers) == [PREFILL.worker]
         async with Member(redis, sources, AGAIN).running() as back:
             assert back.engine.loaded == ["sql@v1"]
+
+
+async def test_a_worker_that_drains_takes_no_part(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
+    async with cluster(redis, sources, PREFILL, DECODE) as (_prefill, decode):
+        await decode.drain()
+        decode.engine.fault = RuntimeError("it is about to end")
+        ended = await load(registry)
+        assert ended.state == "published" and list(ended.workers) == [PREFILL.worker]
+        assert len(sources.fetched) == 1
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_what_a_draining_worker_said_is_forgotten(
+    redis: Any, registry: AdapterRegistry, sources: Sources, leaves: bool
+) -> None:
+    async with cluster(redis, sources, PREFILL, DECODE) as (prefill, decode):
+        prefill.engine.gate, decode.engine.gate = asyncio.Event(), asyncio.Event()
+        begun = await registry.begin("sql", SQL, 20.0)
+        failed = Report(incarnation=DECODE.incarnation, state="failed", reason="it is about to end")
+        await registry.report(begun, DECODE.worker, failed)
+        await decode.drain()
+        assert await registry.report(begun, DECODE.worker, failed)
+        if leaves:
+            await decode.lose()
+        prefill.engine.gate.set()
+        ended = await registry.ended(begun, 20.0)
+        assert ended.state == "published" and list(ended.workers) == [PREFILL.worker]
+        decode.engine.gate.set()
+
+
+async def test_an_engine_that_dies_says_nothing_of_the_adapter(
+    redis: Any, registry: AdapterRegistry, sources: Sources
+) -> None:
+    async with cluster(redis, sources, PREFILL) as (prefill,):
+        decode = Member(redis, sources, DECODE)
+        decode.engine.fault = WorkerLost("the worker's engine died")
+        await decode.start()
+        begun = await registry.begin("sql", SQL, 20.0)
+        await until(lambda: prefill.engine.loaded, "the other has it")
+        await until(lambda: len(sources.fetched) > 2, "its part is tried again")
+        assert (await registry.last("sql") or begun).waiting == {DECODE.worker: True}
+        await decode.lose()
+        assert (await registry.ended(begun, 20.0)).state == "published"
 
 
 async def test_nobody_has_to_wait_for_a_load_to_end(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
