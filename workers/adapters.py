@@ -293,17 +293,19 @@ class Adapters:
 
     async def _drop(self, wanted: Wanted, looked: Collection[str]) -> None:
         """Let go what nobody wants, and nobody uses, of what was held at the time of the look."""
-        keep = {one.id for one in wanted.published.values()} | set(self._kept.values()) | self._using.keys()
-        gone = [one for one in looked if one in self._held and one not in keep and not wanted.users.get(one)]
-        for one in gone:
-            adapter = self._held.pop(one)
+        keep = {one.id for one in wanted.published.values()} | set(self._kept.values())
+        let_go = False
+        for one in looked:
+            if one not in self._held or one in keep or wanted.users.get(one) or one in self._using:
+                continue  # looked at anew for each: requests come while the engine lets the one before go
+            adapter, let_go = self._held.pop(one), True
             try:
                 await self._engine.remove(one)
             finally:
                 self._release(adapter)
             log.info("adapter %s was let go", one)
             self._count("let_go")
-        if gone:
+        if let_go:
             await self._tell()
 
     def _count(self, event: str) -> None:

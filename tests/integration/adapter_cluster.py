@@ -52,7 +52,8 @@ class Sources:
 
 
 class FakeLoras:
-    """An engine's adapters. With a `fault`, that is raised; with a `gate`, an adapter waits for it."""
+    """An engine's adapters. With a `fault`, that is raised; with a `gate`, an adapter waits for it, and with an `exit`
+    one that goes does."""
 
     def __init__(self, limits: Limits | None = LIMITS) -> None:
         self.limits = limits
@@ -60,6 +61,7 @@ class FakeLoras:
         self.most = 0
         self.fault: Exception | None = None
         self.gate: asyncio.Event | None = None
+        self.exit: asyncio.Event | None = None
 
     async def add(self, adapter: Adapter) -> None:
         if self.gate is not None:
@@ -71,6 +73,8 @@ class FakeLoras:
         self.most = max(self.most, len(self.loaded))
 
     async def remove(self, adapter: str) -> None:
+        if self.exit is not None:
+            await self.exit.wait()
         self.loaded.remove(adapter)
 
 

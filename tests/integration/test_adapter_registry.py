@@ -244,6 +244,25 @@ async def test_other_content_is_for_new_requests(redis: Any, registry: AdapterRe
         await until(lambda: members[1].engine.loaded == ["sql@v2"], "here, too")
 
 
+async def test_what_is_used_while_another_one_goes_stays(
+    redis: Any, registry: AdapterRegistry, sources: Sources
+) -> None:
+    sources.versions["file:///b"] = "b1"
+    async with cluster(redis, sources, AGG) as (one,):
+        await load(registry)
+        await load(registry, "b", "file:///b")
+        leaving = one.engine.exit = asyncio.Event()
+        # In one step of Redis, so that the worker sees them go together.
+        await redis.delete(keys.lora(MODEL), keys.lora_loads(MODEL))
+        await until(lambda: one.adapters.held == ["sql@v1"], "the first one goes")
+        with one.adapters.using("sql@v1"):
+            leaving.set()
+            await until(lambda: one.engine.loaded == ["sql@v1"], "it has gone")
+            await one.adapters._reconcile()
+            assert one.adapters.held == one.engine.loaded == ["sql@v1"]
+        await until(lambda: not one.engine.loaded and not sources.held, "the second, too")
+
+
 async def test_a_request_past_its_deadline_uses_nothing(
     redis: Any, registry: AdapterRegistry, sources: Sources
 ) -> None:
