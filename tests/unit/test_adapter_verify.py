@@ -2,6 +2,7 @@
 
 import json
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +89,18 @@ def test_the_largest_of_a_pattern_counts(model: Path, tmp_path: Path) -> None:
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
         ({"rank_pattern": {"q_proj": -1}}, "positive integers"),
         ({"rank_pattern": [1]}, "rank_pattern must be an object"),
-        ({"rank_pattern": {"(a|a)*(a|a)*b": 4}}, "no plain pattern"),
-        ({"rank_pattern": {".*.*.*q": 4}}, "no plain pattern"),
-        ({"rank_pattern": {"[a": 4}}, "no regular expression"),
+        ({"rank_pattern": {"[a.]*[a.]*b": 4}}, "patterns other than a module's name"),
+        ({"alpha_pattern": {"(a|a)*b": 4}}, "patterns other than a module's name"),
+        ({"rank_pattern": {".*q": 4}}, "patterns other than a module's name"),
+        ({"rank_pattern": {"[a": 4}}, "patterns other than a module's name"),
+        ({"rank_pattern": {"q" * 257: 4}}, "patterns other than a module's name"),
+        (
+            {name: {f"layers.{n}.q_proj": 4 for n in range(129)} for name in ("rank_pattern", "alpha_pattern")},
+            "258 patterns, and 256 is most",
+        ),
         ({"alpha_pattern": {"q_proj": "4"}}, "alpha_pattern must have numbers"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_a_configuration_that_cannot_be_served(adapter: Path, fields: dict[str, Any], said: str) -> None:
     change(adapter, **fields)
@@ -179,3 +186,22 @@ def test_a_type_that_is_no_weights(adapter: Path) -> None:
 def test_no_tensors(adapter: Path) -> None:
     save_file({}, adapter / WEIGHTS)
     assert "it has no tensors" in refused(adapter)
+
+
+def empty_tensors(adapter: Path, names: Iterable[str]) -> None:
+    header = json.dumps({one: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for one in names}).encode()
+    (adapter / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+def test_more_tensors_than_any_model_has_modules(adapter: Path) -> None:
+    empty_tensors(adapter, map(str, range(131_073)))
+    assert "131073 tensors, and 131072 is most" in refused(adapter)
+    empty_tensors(adapter, map(str, range(20_000)))
+    assert "is no tensor of a LoRA adapter" in refused(adapter)
+    change(adapter, rank_pattern={f"layers.{n}.q_proj": 4 for n in range(100)}, alpha_pattern={"q_proj": 1, "k": 2})
+    assert "20000 tensors, which are too many for 102 patterns" in refused(adapter)
+
+
+def test_a_name_that_is_too_long(adapter: Path) -> None:
+    rename(adapter, f"{Q_PROJ}.lora_A", f"{'a.' * 1000}q_proj.lora_A")
+    assert "names of more than 512 characters" in refused(adapter)
