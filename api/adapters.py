@@ -7,7 +7,7 @@ import secrets
 from typing import Any
 
 from api.context import NamedAdapter, RequestContext
-from app.adapter_registry import AdapterRegistry, Load, Published, lora_number
+from app.adapter_registry import AdapterRegistry, Load, Published, adapter_id, lora_number
 from app.adapters import AdapterRefused, check_name
 from app.adapters.names import MAX_LENGTH
 from app.errors import AdapterLoadFailed, BrokerUnavailable, ModelNotFound
@@ -90,16 +90,20 @@ class Adapters:
         return [one.id for one in self._fleet.now.workers if one.runs_language_model]
 
     def _at(self, worker: str, published: Published | None, load: Load | None) -> Json:
-        """The state of an adapter in a worker: of the published version, else of the load."""
+        """The state of an adapter in a worker: of the published version, else of the load. What a worker has loaded is
+        in its record: it may have let go what it reported once."""
         record = next(one for one in self._fleet.now.workers if one.id == worker)
-        report = load.workers.get(worker) if load else None
-        if published and published.id in record.adapters:
-            return {"state": "loaded"}
         if published:
+            if published.id in record.adapters:
+                return {"state": "loaded"}
             return {"state": "missing", "reason": record.adapters_failed.get(published.id, "")}
-        if report is None or report.incarnation != record.incarnation:
-            return {"state": "loading" if load and load.state == "loading" else "unloaded"}
-        return {"state": report.state} | ({"reason": report.reason} if report.reason else {})
+        report = load.workers.get(worker) if load else None
+        if load and report and report.incarnation == record.incarnation:
+            if report.state == "failed":
+                return {"state": "failed", "reason": report.reason}
+            if adapter_id(load.name, report.version) in record.adapters:
+                return {"state": "loaded"}
+        return {"state": "loading" if load and load.state == "loading" else "unloaded"}
 
     def _no_adapter(self, name: str) -> ModelNotFound:
         return ModelNotFound(f"there is no adapter {name[:MAX_LENGTH]!r}", param="lora_name")

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from app import adapters, keys
 from app.adapter_registry import AdapterRegistry, Load, Published, Report, Wanted, changed
 from app.adapters import Adapter
-from app.errors import AdapterLoadFailed, AdapterMissing, BrokerUnavailable, TrivetError
+from app.errors import AdapterLoadFailed, AdapterMissing, BrokerUnavailable, TrivetError, WorkerLost
 from app.messages import Assignment
 from app.redis import subscription
 from app.settings import Settings
@@ -70,6 +70,7 @@ class Adapters:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changing = asyncio.Lock()
         self._wake = asyncio.Event()
+        self._leaving = False
 
     @property
     def held(self) -> list[str]:
@@ -105,6 +106,10 @@ class Adapters:
                     await self._catch_up(one)
             if not await register(self._failed):
                 return
+
+    def leave(self) -> None:
+        """Take nothing in any more, and no part in loads: this worker drains, and the others go on without it."""
+        self._leaving = True
 
     async def run(self, redis: Any, announce: Callable[[], Awaitable[None]]) -> None:
         """For ever, after `join`. `announce` writes this worker's record, with `held` and `failed` in it."""
@@ -147,10 +152,11 @@ class Adapters:
             self._kept.pop(ended, None)
         for name in self._tasks.keys() - under_way.keys() - {one.id for one in wanted.published.values()}:
             self._tasks[name].cancel()
-        for load in under_way.values():
-            if not self._has_spoken(load):
-                self._start(load.load, self._take_part(load, wanted.left[load.name]))
-        self._catch_up_with(wanted)
+        if not self._leaving:
+            for load in under_way.values():
+                if not self._has_spoken(load):
+                    self._start(load.load, self._take_part(load, wanted.left[load.name]))
+            self._catch_up_with(wanted)
         async with self._changing:
             await self._drop(wanted, looked)
 
@@ -182,16 +188,20 @@ class Adapters:
         task.add_done_callback(ended)
 
     async def _take_part(self, load: Load, left_s: float) -> None:
-        """This worker's part of a load, up to its report."""
+        """This worker's part of a load, up to its report; none if it leaves meanwhile. Raises WorkerLost: a worker that
+        dies says nothing of the adapter, and is waited for no longer once it is gone."""
         try:
             async with asyncio.timeout(left_s):
                 adapter = await self._have(load.name, load.uri, load=load.load)
             report = self._report(state="loaded", version=adapter.version, rank=adapter.rank, size=adapter.size)
+        except WorkerLost:
+            raise
         except Exception as error:
             reason, refused = self._why(load.name, error)
             report = self._report(state="failed", reason=reason, refused=refused)
         await self._tell()  # before the name is published, which may be with this report
-        await self._registry.report(load, self._me.worker, report)
+        if not self._leaving:
+            await self._registry.report(load, self._me.worker, report)
 
     def _report(self, **said: Any) -> Report:
         return Report(incarnation=self._me.incarnation, **said)
@@ -283,17 +293,19 @@ class Adapters:
 
     async def _drop(self, wanted: Wanted, looked: Collection[str]) -> None:
         """Let go what nobody wants, and nobody uses, of what was held at the time of the look."""
-        keep = {one.id for one in wanted.published.values()} | set(self._kept.values()) | self._using.keys()
-        gone = [one for one in looked if one in self._held and one not in keep and not wanted.users.get(one)]
-        for one in gone:
-            adapter = self._held.pop(one)
+        keep = {one.id for one in wanted.published.values()} | set(self._kept.values())
+        let_go = False
+        for one in looked:
+            if one not in self._held or one in keep or wanted.users.get(one) or one in self._using:
+                continue  # looked at anew for each: requests come while the engine lets the one before go
+            adapter, let_go = self._held.pop(one), True
             try:
                 await self._engine.remove(one)
             finally:
                 self._release(adapter)
             log.info("adapter %s was let go", one)
             self._count("let_go")
-        if gone:
+        if let_go:
             await self._tell()
 
     def _count(self, event: str) -> None:

@@ -91,11 +91,7 @@ def build(settings: Settings, embeddings: Path | None, sockets: Path | None = No
     if current_platform.is_cpu():
         prepare_cpu(settings)
     args = vllm_args.parse(settings.model, flags(settings))
-    if args.enable_tower_connector_lora:
-        raise SettingsError(
-            "engine.args: --enable-tower-connector-lora is not supported: embeddings are shared by the model and all "
-            "of its adapters, so that adapters can only change the language model"
-        )
+    _refuse_lora_flags(args)
     if settings.roles == {Role.ENCODE}:
         args.enable_lora = False  # no language model is loaded here
     if Role.DECODE in settings.roles:
@@ -108,6 +104,19 @@ def build(settings: Settings, embeddings: Path | None, sockets: Path | None = No
     if sockets is not None and args.kv_events_config is None and args.enable_prefix_caching is not False:
         args.kv_events_config = sources.config(sockets)
     return args
+
+
+def _refuse_lora_flags(args: Any) -> None:
+    if args.enable_tower_connector_lora:
+        raise SettingsError(
+            "engine.args: --enable-tower-connector-lora is not supported: embeddings are shared by the model and all "
+            "of its adapters, so that adapters can only change the language model"
+        )
+    if args.lora_target_modules:
+        raise SettingsError(
+            "engine.args: --lora-target-modules is not supported: of an adapter with other modules vLLM would run a "
+            "part, or nothing, under its name"
+        )
 
 
 def _cpu_defaults(args: Any, settings: Settings) -> None:

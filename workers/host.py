@@ -235,6 +235,8 @@ class Host:
     async def drain(self) -> None:
         """Take no new request; those in flight go on, and the heartbeat with them."""
         self.draining = True
+        if self.adapters is not None:
+            self.adapters.leave()
         await self.announce()
 
     def cancel_all(self) -> None:

@@ -30,22 +30,31 @@ local function has_to_hold(record)
   return false
 end
 
--- The live workers that have to hold every adapter: id -> incarnation.
+-- The live workers that have to hold every adapter, and those that are about to leave: id -> incarnation.
 local function live()
-  local found = {}
+  local found, leaving = {}, {}
   for _, id in ipairs(redis.call('SMEMBERS', WORKERS)) do
     local text = redis.call('GET', WORKER .. id)
     local record = text and cjson.decode(text)
-    if record and has_to_hold(record) then found[id] = record.incarnation end
+    if record and has_to_hold(record) then
+      found[id] = record.incarnation
+    elseif record and record.draining then
+      leaving[id] = record.incarnation
+    end
   end
-  return found
+  return found, leaving
 end
 
 -- How far a load is: whether some have not spoken, whether one failed, and the reports of the others. A worker that
--- failed has failed, also if it is late with its heartbeat; only a new incarnation of it can do better.
+-- failed has failed, also if it is late with its heartbeat; only a new incarnation of it can do better. One that drains
+-- gets no more requests: what it says is forgotten.
 local function progress(load)
   load.waiting = {}
-  local failed, loaded, workers = false, {}, live()
+  local failed, loaded, workers, leaving = false, {}, live()
+  for id, incarnation in pairs(leaving) do
+    local report = load.workers[id]
+    if report and report.incarnation == incarnation then load.workers[id] = nil end
+  end
   for id, incarnation in pairs(workers) do
     local report = load.workers[id]
     if not report or report.incarnation ~= incarnation then

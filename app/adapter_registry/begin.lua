@@ -4,7 +4,7 @@
 local id, name, uri, limit = ARGV[4], ARGV[5], ARGV[6], tonumber(ARGV[7])
 local load = settled()[name]
 if load and load.state == 'loading' then return cjson.encode(load) end
-if next(live()) == nil then return false end
+if next((live())) == nil then return false end
 load = {
   load = id, name = name, uri = uri, state = 'loading', begun = now, deadline = now + limit, workers = {}, waiting = {},
   failing = 0,

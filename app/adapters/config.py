@@ -30,17 +30,23 @@ UNSUPPORTED = (
 PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 MAX_ALPHA = 1e6
 
-#: Patterns are matched with every module's name, here and in vLLM. One with groups and many repeats can take years.
-_PATTERN = re.compile(r"[\w.^$\\\[\]*+-]{1,256}", re.ASCII)
-MAX_REPEATS = 2
+#: A pattern is matched with every module's name, here and in vLLM. With repeats in it that can take years: so it has to
+#: be the end of a name, or with ^ a whole one.
+_PATTERN = re.compile(r"\^?([\w.-]|\\\.){1,256}", re.ASCII)
+#: Of ranks and alphas together: Python keeps 512 compiled ones, and vLLM would compile more anew for every module.
+MAX_PATTERNS = 256
 
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """`r` is the rank of all modules but those that a pattern in `rank_pattern` names; the first that fits counts."""
+    """`r` is the rank of all modules but those that a pattern in `rank_pattern` names; the first that fits counts.
+
+    `patterns` is how many are matched with a module's name, those of alphas included.
+    """
 
     r: int
     rank_pattern: dict[str, int] = field(default_factory=dict)
+    patterns: int = 0
 
     @property
     def rank(self) -> int:
@@ -49,8 +55,7 @@ class AdapterConfig:
 
     def rank_of(self, module: str) -> int:
         """PEFT's rule: a pattern fits the end of the module's name, from a dot on."""
-        fitting = (rank for key, rank in self.rank_pattern.items() if re.match(rf"(.*\.)?({key})$", module))
-        return next(fitting, self.r)
+        return next((rank for key, rank in self.rank_pattern.items() if _fits(key, module)), self.r)
 
 
 def read_config(folder: Path) -> AdapterConfig:
@@ -64,7 +69,16 @@ def read_config(folder: Path) -> AdapterConfig:
         raise _wrong(f"lora_alpha is {_shown(found.get('lora_alpha'))}, and must be a number")
     _check_targets(found)
     _check_features(found)
-    return AdapterConfig(found["r"], _rank_pattern(found))
+    ranks, alphas = _patterns("rank_pattern", found), _patterns("alpha_pattern", found)
+    if not all(map(_is_rank, ranks.values())):
+        raise _wrong("rank_pattern must have positive integers")
+    if not all(map(_is_alpha, alphas.values())):
+        raise _wrong("alpha_pattern must have numbers")
+    if len(ranks) + len(alphas) > MAX_PATTERNS:
+        raise _wrong(
+            f"rank_pattern and alpha_pattern have {len(ranks) + len(alphas)} patterns, and {MAX_PATTERNS} is most"
+        )
+    return AdapterConfig(found["r"], ranks, len(ranks) + len(alphas))
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -97,27 +111,21 @@ def _check_features(found: dict[str, Any]) -> None:
         raise _wrong(f"init_lora_weights is {_shown(init)}: it is for a base model with changed weights")
 
 
-def _rank_pattern(found: dict[str, Any]) -> dict[str, int]:
-    ranks = _patterns("rank_pattern", found)
-    if not all(map(_is_rank, ranks.values())):
-        raise _wrong("rank_pattern must have positive integers")
-    if not all(map(_is_alpha, _patterns("alpha_pattern", found).values())):
-        raise _wrong("alpha_pattern must have numbers")
-    return ranks
-
-
 def _patterns(name: str, found: dict[str, Any]) -> dict[str, Any]:
     patterns = found.get(name) or {}
     if not isinstance(patterns, dict):
         raise _wrong(f"{name} must be an object")
     for key in patterns:
-        if not _PATTERN.fullmatch(key) or sum(map(key.count, "*+")) > MAX_REPEATS:
-            raise _wrong(f"{name} has {_shown(key)}, which is no plain pattern for names of modules")
-        try:
-            re.compile(key)
-        except re.error:
-            raise _wrong(f"{name} has {_shown(key)}, which is no regular expression") from None
+        if not _PATTERN.fullmatch(key):
+            raise _wrong(f"{name} has {_shown(key)}, and patterns other than a module's name, or its end, are refused")
     return patterns
+
+
+def _fits(pattern: str, module: str) -> bool:
+    """Whether `(.*\\.)?(pattern)$` matches, without a search: all that fit the pattern are as long as it is."""
+    begin = len(module) - len(pattern.removeprefix("^").replace("\\", ""))
+    at_a_part = begin == 0 or (begin > 0 and module[begin - 1] == "." and not pattern.startswith("^"))
+    return at_a_part and re.fullmatch(pattern, module[begin:]) is not None
 
 
 def _is_rank(value: Any) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,22 +36,20 @@ async def fetch(
     settings: AdapterSettings,
     *,
     max_rank: int,
-    known_modules: Collection[str] | None = None,
     base_model: str | None = None,
     version: str | None = None,
     urls: MediaUrlSettings | None = None,
 ) -> Adapter:
     """The adapter that `source` has now, in a folder that stays until this process calls `release`.
 
-    `max_rank` is the engine's `--max-lora-rank`; `known_modules` are the ends of names that its loader expects, and
-    `base_model` is the model that the adapter must fit, a folder or a name on the hub. With a `version` its content
-    must be that one, and the source is asked only if it is not in the cache. `urls` is the policy for `https://`
-    sources; the process's own when not given. Raises AdapterRefused (AdapterTooLarge and AdapterUnreachable among them)
-    or AdapterCacheFull; then nothing is left behind.
+    `max_rank` is the engine's `--max-lora-rank`, and `base_model` is the model that the adapter must fit, a folder or a
+    name on the hub. With a `version` its content must be that one, and the source is asked only if it is not in the
+    cache. `urls` is the policy for `https://` sources; the process's own when not given. Raises AdapterRefused
+    (AdapterTooLarge and AdapterUnreachable among them) or AdapterCacheFull; then nothing is left behind.
     """
     check_name(name, ())
     limits = Limits.of(settings.max_mb, settings.fetch_timeout_s)
-    wanted = _Wanted(name, source, version, max_rank, known_modules, base_model)
+    wanted = _Wanted(name, source, version, max_rank, base_model)
     running = _threads.submit(_fetch, wanted, settings, urls or all_settings.current().media_urls, limits)
     try:
         async with asyncio.timeout(settings.fetch_timeout_s):
@@ -77,7 +74,6 @@ class _Wanted:
     source: str
     version: str | None
     max_rank: int
-    known_modules: Collection[str] | None
     base_model: str | None
 
 
@@ -139,7 +135,4 @@ class _Job:
         return version
 
     def _verified(self, folder: Path) -> Facts:
-        wanted = self._wanted
-        return verify(
-            folder, max_rank=wanted.max_rank, known_modules=wanted.known_modules, base_model=wanted.base_model
-        )
+        return verify(folder, max_rank=self._wanted.max_rank, base_model=self._wanted.base_model)

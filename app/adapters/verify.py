@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from app.adapters.base import AdapterRefused
 from app.adapters.base_model import check_base, refuse_encoders
 from app.adapters.config import read_config
 from app.adapters.intake import FILES
-from app.adapters.weights import check_known, read_modules
+from app.adapters.weights import read_modules
 
 
 @dataclass(frozen=True)
@@ -22,21 +21,17 @@ class Facts:
     modules: frozenset[str]
 
 
-def verify(
-    folder: Path, *, max_rank: int, known_modules: Collection[str] | None = None, base_model: str | None = None
-) -> Facts:
+def verify(folder: Path, *, max_rank: int, base_model: str | None = None) -> Facts:
     """Read the headers. Raises AdapterRefused, which says what is wrong with which file.
 
-    With `known_modules` every module that the adapter changes must be one of them; with `base_model`, a checkpoint's
-    folder or name, it must be in there, and of the same shape.
+    With `base_model`, a checkpoint's folder or name, every module that the adapter changes must be in there, and of the
+    same shape.
     """
     config = read_config(folder)
     if config.rank > max_rank:
         raise AdapterRefused(f"the adapter's rank is {config.rank}, and the engine's --max-lora-rank is {max_rank}")
     modules = read_modules(folder, config)
     refuse_encoders(modules)
-    if known_modules is not None:
-        check_known(modules, known_modules)
     if base_model is not None:
         check_base(modules, base_model)
     return Facts(config.rank, sum((folder / name).stat().st_size for name in FILES), frozenset(modules))

@@ -18,6 +18,11 @@ PREFIX = "base_model.model."
 OF_THE_BASE = (".embed_tokens.base_layer.weight", ".lm_head.base_layer.weight")
 TYPES = ("F64", "F32", "F16", "BF16")
 SHOWN = 5
+#: A large model of experts has some 90 000, when each expert is adapted by itself.
+MAX_TENSORS = 1 << 17
+MAX_NAME = 512
+#: Patterns of ranks and alphas, times the tensors that each is matched with.
+MAX_MATCHES = 1 << 20
 
 #: End of a tensor's name -> which of the two factors it is, and the dimension that is the rank.
 _FACTORS = {
@@ -44,7 +49,7 @@ def read_modules(folder: Path, config: AdapterConfig) -> dict[str, Shape | None]
     factors of each module, of its rank.
     """
     modules: dict[str, dict[str, _Tensor]] = {}
-    for tensor in _tensors(folder / WEIGHTS):
+    for tensor in _tensors(folder / WEIGHTS, config.patterns):
         if tensor.name.endswith(OF_THE_BASE):
             continue
         module, factor = _checked(tensor, config)
@@ -56,32 +61,32 @@ def read_modules(folder: Path, config: AdapterConfig) -> dict[str, Shape | None]
     return {module: _shape(module, factors["A"], factors["B"]) for module, factors in modules.items()}
 
 
-def check_known(modules: Collection[str], known: Collection[str]) -> None:
-    """Raise AdapterRefused for modules that the model does not have, or that vLLM adapts in none.
-
-    `known` are the ends of names, as vLLM's loader expects them: `q_proj`; of experts from `experts` on.
-    """
-    ends = {one.rpartition(".")[2] for one in known}
-    unknown = [one for one in modules if one.rpartition(".")[2] not in ends and _of_experts(one) not in known]
-    if unknown:
-        raise AdapterRefused(f"the model has no modules {listed(unknown)} that an adapter could change")
-
-
 def listed(names: Collection[str]) -> str:
     shown = ", ".join(ascii(one[:100])[1:-1] for one in sorted(names)[:SHOWN])
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
 
 
-def _tensors(path: Path) -> list[_Tensor]:
+def _tensors(path: Path, patterns: int) -> list[_Tensor]:
     from safetensors import SafetensorError, safe_open
 
     try:
         # It checks the header against the file's size: lengths, types, shapes, offsets, and that there are no holes.
         with safe_open(path, framework="np") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            names = [*file.keys()]
+            _check_names(names, patterns)
+            slices = {name: file.get_slice(name) for name in names}
             return [_Tensor(name, one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()]
     except (SafetensorError, ValueError, OverflowError) as error:
         raise _wrong(f"it is truncated, or no safetensors file ({error})") from None
+
+
+def _check_names(names: list[str], patterns: int) -> None:
+    if len(names) > MAX_TENSORS:
+        raise _wrong(f"it has {len(names)} tensors, and {MAX_TENSORS} is most")
+    if len(names) * patterns > MAX_MATCHES:
+        raise _wrong(f"it has {len(names)} tensors, which are too many for {patterns} patterns of ranks and alphas")
+    if long := [name for name in names if len(name) > MAX_NAME]:
+        raise _wrong(f"{listed(long)}: names of more than {MAX_NAME} characters")
 
 
 def _checked(tensor: _Tensor, config: AdapterConfig) -> tuple[str, str]:
@@ -105,11 +110,6 @@ def _shape(module: str, a: _Tensor, b: _Tensor) -> Shape | None:
     if "embedding" in a.name.removeprefix(PREFIX).removeprefix(module) or ".experts" in module:
         return None
     return b.shape[0], a.shape[1]
-
-
-def _of_experts(module: str) -> str:
-    at = module.find(".experts")
-    return module[at + 1 :].removesuffix(".base_layer") if at >= 0 else ""
 
 
 def _wrong(what: str) -> AdapterRefused:

@@ -69,7 +69,22 @@ def test_no_field_of_vllms_is_unknown_here(helper: Any) -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["q_proj", "self_attn.q_proj", "roj", "model.layers.0.self_attn.q_proj", "^q_proj", r"layers\.0\..*q_proj"],
+    [
+        *[
+            "q_proj",
+            "self_attn.q_proj",
+            "roj",
+            "model.layers.0.self_attn.q_proj",
+            "^q_proj",
+            "^model.layers.0.self_attn",
+        ],
+        *[
+            "^model.layers.0.self_attn.q_proj",
+            r"layers\.0\.self_attn\.q_proj",
+            r"self_attn\.q\.proj",
+            "self.attn.q.proj",
+        ],
+    ],
 )
 def test_ranks_are_the_same(pattern: str, helper: Any, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps(BASE | {"rank_pattern": {pattern: 4, "k_proj": 2}}))

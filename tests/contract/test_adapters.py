@@ -162,6 +162,7 @@ def test_vllms_flags_are_the_limits(vllm: Any, tiny: Any) -> None:
     assert (args.enable_lora, args.max_loras, args.max_lora_rank, args.max_cpu_loras) == (True, 2, 8, 3)
     encodes = chosen.model_copy(update={"worker": chosen.worker.model_copy(update={"roles": frozenset({Role.ENCODE})})})
     assert not engine_args.build(encodes, None).enable_lora
-    tower = chosen.engine.model_copy(update={"args": f"{flags} --enable-tower-connector-lora"})
-    with pytest.raises(SettingsError, match="tower"):
-        engine_args.build(chosen.model_copy(update={"engine": tower}), None)
+    for refused in ("--enable-tower-connector-lora", "--lora-target-modules q_proj"):
+        engine = chosen.engine.model_copy(update={"args": f"{flags} {refused}"})
+        with pytest.raises(SettingsError, match=refused.split()[0]):
+            engine_args.build(chosen.model_copy(update={"engine": engine}), None)

@@ -52,7 +52,8 @@ class Sources:
 
 
 class FakeLoras:
-    """An engine's adapters. With a `fault`, that is raised; with a `gate`, an adapter waits for it."""
+    """An engine's adapters. With a `fault`, that is raised; with a `gate`, an adapter waits for it, and with an `exit`
+    one that goes does."""
 
     def __init__(self, limits: Limits | None = LIMITS) -> None:
         self.limits = limits
@@ -60,6 +61,7 @@ class FakeLoras:
         self.most = 0
         self.fault: Exception | None = None
         self.gate: asyncio.Event | None = None
+        self.exit: asyncio.Event | None = None
 
     async def add(self, adapter: Adapter) -> None:
         if self.gate is not None:
@@ -71,6 +73,8 @@ class FakeLoras:
         self.most = max(self.most, len(self.loaded))
 
     async def remove(self, adapter: str) -> None:
+        if self.exit is not None:
+            await self.exit.wait()
         self.loaded.remove(adapter)
 
 
@@ -89,10 +93,11 @@ class Member:
         self.registered = asyncio.Event()
         self.announcing = asyncio.Lock()
         self.tasks: list[asyncio.Task[None]] = []
+        self.draining = False
 
     def record(self) -> WorkerRecord:
         held, failed = self.adapters.held, self.adapters.failed
-        return worker(self.one, *self.roles, adapters=held, adapters_failed=failed)
+        return worker(self.one, *self.roles, adapters=held, adapters_failed=failed, draining=self.draining)
 
     async def announce(self) -> None:
         async with self.announcing:
@@ -113,6 +118,11 @@ class Member:
         while True:
             await self.announce()
             await asyncio.sleep(0.1)
+
+    async def drain(self) -> None:
+        self.draining = True
+        self.adapters.leave()
+        await self.announce()
 
     async def kill(self) -> None:
         """Stop as a killed process does: nothing is taken back."""

@@ -124,7 +124,7 @@ async def test_a_version_that_the_source_no_longer_has(place: Place) -> None:
     assert place.versions() == set() and place.rest() == []
 
 
-async def test_an_adapter_for_another_model(place: Place, model: Path) -> None:
+async def test_an_adapter_for_another_model(vllm: Any, place: Place, model: Path) -> None:
     place.make("own")
     other = Path(place.make("other")) / WEIGHTS
     save_file({name.replace("layers.2.", "layers.9."): one for name, one in load_file(other).items()}, other)

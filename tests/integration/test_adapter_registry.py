@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from app import keys
-from app.adapter_registry import AdapterRegistry, Load, lora_number
-from app.errors import AdapterConflict, AdapterLoading, AdapterMissing, ModelNotFound, NoWorker
+from app.adapter_registry import AdapterRegistry, Load, Report, lora_number
+from app.errors import AdapterConflict, AdapterLoading, AdapterMissing, ModelNotFound, NoWorker, WorkerLost
 from app.messages import Assignment
 from app.roles import Role
 from tests.integration.adapter_cluster import MODEL, Member, Sources, cluster
@@ -139,6 +139,49 @@ async def test_a_killed_worker_is_waited_for_no_longer(redis: Any, registry: Ada
             assert back.engine.loaded == ["sql@v1"]
 
 
+async def test_a_worker_that_drains_takes_no_part(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
+    async with cluster(redis, sources, PREFILL, DECODE) as (_prefill, decode):
+        await decode.drain()
+        decode.engine.fault = RuntimeError("it is about to end")
+        ended = await load(registry)
+        assert ended.state == "published" and list(ended.workers) == [PREFILL.worker]
+        assert len(sources.fetched) == 1
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_what_a_draining_worker_said_is_forgotten(
+    redis: Any, registry: AdapterRegistry, sources: Sources, leaves: bool
+) -> None:
+    async with cluster(redis, sources, PREFILL, DECODE) as (prefill, decode):
+        prefill.engine.gate, decode.engine.gate = asyncio.Event(), asyncio.Event()
+        begun = await registry.begin("sql", SQL, 20.0)
+        failed = Report(incarnation=DECODE.incarnation, state="failed", reason="it is about to end")
+        await registry.report(begun, DECODE.worker, failed)
+        await decode.drain()
+        assert await registry.report(begun, DECODE.worker, failed)
+        if leaves:
+            await decode.lose()
+        prefill.engine.gate.set()
+        ended = await registry.ended(begun, 20.0)
+        assert ended.state == "published" and list(ended.workers) == [PREFILL.worker]
+        decode.engine.gate.set()
+
+
+async def test_an_engine_that_dies_says_nothing_of_the_adapter(
+    redis: Any, registry: AdapterRegistry, sources: Sources
+) -> None:
+    async with cluster(redis, sources, PREFILL) as (prefill,):
+        decode = Member(redis, sources, DECODE)
+        decode.engine.fault = WorkerLost("the worker's engine died")
+        await decode.start()
+        begun = await registry.begin("sql", SQL, 20.0)
+        await until(lambda: prefill.engine.loaded, "the other has it")
+        await until(lambda: len(sources.fetched) > 2, "its part is tried again")
+        assert (await registry.last("sql") or begun).waiting == {DECODE.worker: True}
+        await decode.lose()
+        assert (await registry.ended(begun, 20.0)).state == "published"
+
+
 async def test_nobody_has_to_wait_for_a_load_to_end(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
     async with cluster(redis, sources, PREFILL, DECODE) as (prefill, decode):
         decode.engine.gate = asyncio.Event()
@@ -199,6 +242,25 @@ async def test_other_content_is_for_new_requests(redis: Any, registry: AdapterRe
             await members[1].adapters._reconcile()
             assert members[1].engine.loaded == ["sql@v1", "sql@v2"]  # where it still runs
         await until(lambda: members[1].engine.loaded == ["sql@v2"], "here, too")
+
+
+async def test_what_is_used_while_another_one_goes_stays(
+    redis: Any, registry: AdapterRegistry, sources: Sources
+) -> None:
+    sources.versions["file:///b"] = "b1"
+    async with cluster(redis, sources, AGG) as (one,):
+        await load(registry)
+        await load(registry, "b", "file:///b")
+        leaving = one.engine.exit = asyncio.Event()
+        # In one step of Redis, so that the worker sees them go together.
+        await redis.delete(keys.lora(MODEL), keys.lora_loads(MODEL))
+        await until(lambda: one.adapters.held == ["sql@v1"], "the first one goes")
+        with one.adapters.using("sql@v1"):
+            leaving.set()
+            await until(lambda: one.engine.loaded == ["sql@v1"], "it has gone")
+            await one.adapters._reconcile()
+            assert one.adapters.held == one.engine.loaded == ["sql@v1"]
+        await until(lambda: not one.engine.loaded and not sources.held, "the second, too")
 
 
 async def test_a_request_past_its_deadline_uses_nothing(
@@ -262,8 +324,7 @@ async def test_a_hundred_loads_leave_nothing(redis: Any, registry: AdapterRegist
         assert max(one.engine.most for one in members) <= 4
         assert not sources.held and all(not one.adapters._kept for one in members)
         await until(lambda: not any(one.adapters._tasks for one in members), "no task")
-    left = [key.decode() for key in await redis.keys("*lora*")]
-    assert left == [keys.lora_loads(MODEL)] and await redis.hlen(left[0]) == 1
+    assert await redis.keys("*lora*") == []
 
 
 async def test_a_redis_that_comes_back_empty_has_no_adapters(

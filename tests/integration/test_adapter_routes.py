@@ -80,6 +80,25 @@ async def test_from_load_to_unload(http: httpx.AsyncClient, members: list[Member
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_nothing_is_told_of_what_was_unloaded(http: httpx.AsyncClient, members: list[Member]) -> None:
+    assert (await http.post("/v1/loras", json=SQL)).status_code == 200
+    with members[0].adapters.using("sql@v1"):  # here it is still
+        assert (await http.delete("/v1/loras/sql")).status_code == 200
+        gone = await http.get("/v1/loras/sql")
+        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_what_a_worker_let_go_is_not_loaded(http: httpx.AsyncClient, members: list[Member]) -> None:
+    members[1].engine.fault = RuntimeError("no memory")
+    assert (await http.post("/v1/loras", json=SQL)).status_code == 502
+
+    async def of_the_first() -> bool:
+        workers = (await http.get("/v1/loras/sql")).json()["workers"]
+        return bool(workers[PREFILL.worker] == {"state": "unloaded"})
+
+    await until(of_the_first, "the worker that had it says that it does not")
+
+
 async def test_as_vllms_server(http: httpx.AsyncClient, members: list[Member]) -> None:
     body = {"lora_name": "sql", "lora_path": "s3://a/sql"}
     loaded = await http.post("/v1/load_lora_adapter", json=body)
