@@ -275,3 +275,5 @@ class _Exchange:
     async def _send(self, data: bytes) -> None:
         self._writer.write(data)
         await self._writer.drain()
+        # Which does not wait where the other side has gone, and so nobody would hear that it has.
+        await asyncio.sleep(0)
