@@ -65,6 +65,11 @@ GRAMMARS = Counter(
     ["outcome"],
     registry=REGISTRY,
 )
+LISTED_ALONE = Counter(
+    "trivet_listed_without_adapters",
+    "Lists of models that lack the adapters, since Redis did not answer.",
+    registry=REGISTRY,
+)
 
 
 def render() -> bytes:

@@ -9,13 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from api.adapters import Adapters
 from api.context import NamedAdapter, RequestContext
-from app.adapter_registry import Published, lora_number
+from app.adapter_registry import AdapterRegistry, Published, lora_number
 from app.adapters import Adapter, AdapterRefused
 from app.errors import AdapterMissing, WorkerLost
+from app.fleet import FleetView
+from app.redis import connect
+from app.registry import Registry
 from app.roles import Role
 from app.settings import Settings, SettingsError
 from tests.contract.serving import Surface, answer, chunks
+from tests.redis_server import free_port
 from workers.loras import EngineLoras, Limits
 
 SQL = Adapter(name="sql", version="v1", path="/adapters/v1", rank=8, size=1000)
@@ -84,6 +89,20 @@ async def test_models_have_it_with_its_parent(adapted: Surface) -> None:
         ("sql", "tiny", True),
     ]
     assert (await adapted.http.get("/v1/models/sql")).json()["parent"] == "tiny"
+
+
+async def test_the_model_is_listed_while_redis_is_away(surface: Surface, caplog: pytest.LogCaptureFixture) -> None:
+    nobody = connect(f"redis://127.0.0.1:{free_port()}/0", 1.0, name="test")
+    registry = AdapterRegistry(nobody, "tiny")
+    fleet = FleetView(Registry(nobody, 1.0), "tiny", lambda _gone: None)
+    surface.services.adapters = Adapters(registry, fleet, surface.services.settings)
+    found = await surface.http.get("/v1/models")
+    assert (found.status_code, [one["id"] for one in found.json()["data"]]) == (200, ["tiny"])
+    assert "without its adapters" in caplog.text
+    assert (await surface.http.get("/v1/models/tiny")).json()["id"] == "tiny"
+    unknown = await surface.http.get("/v1/models/sql")  # nobody can say that it does not exist
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (503, "broker_unavailable")
+    await nobody.aclose()
 
 
 class Llm:
