@@ -26,7 +26,7 @@ class Hub:
     has a token).
 
     The commit of a revision is a hash of its name. `cut` bytes are missing at the end of each file. With `drip_s` each
-    byte of a file comes so long after the one before.
+    byte of a file that is asked for then comes so long after the one before.
     """
 
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -86,10 +86,11 @@ def hub_server() -> Iterator[Hub]:
                 self._drip(body)
 
         def _drip(self, body: bytes) -> None:
+            pause_s = hub.drip_s
             with suppress(OSError):  # nobody reads any more
                 for at in range(len(body)):
                     self.wfile.write(body[at : at + 1])
-                    if hub.ended.wait(hub.drip_s):
+                    if hub.ended.wait(pause_s):
                         return
 
         def log_message(self, *_: Any) -> None:
