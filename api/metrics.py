@@ -79,6 +79,11 @@ GRAMMARS = Counter(
     ["outcome"],
     registry=REGISTRY,
 )
+LISTED_ALONE = Counter(
+    "trivet_listed_without_adapters",
+    "Lists of models that lack the adapters, since Redis did not answer.",
+    registry=REGISTRY,
+)
 
 STORED = Counter(
     "trivet_responses_stored",

@@ -11,7 +11,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -25,7 +25,8 @@ class Hub:
     (status, X-Error-Code) by repository. Files whose names are in `moved` are on another host. `requests` are (path,
     has a token).
 
-    The commit of a revision is a hash of its name. `cut` bytes are missing at the end of each file.
+    The commit of a revision is a hash of its name. `cut` bytes are missing at the end of each file. With `drip_s` each
+    byte of a file that is asked for then comes so long after the one before.
     """
 
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -34,6 +35,8 @@ class Hub:
     requests: list[tuple[str, bool]] = field(default_factory=list)
     url: str = ""
     cut: int = 0
+    drip_s: float = 0.0
+    ended: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         parts = path.strip("/").split("/")
@@ -44,7 +47,7 @@ class Hub:
             return 404, {}, b""
         if name in self.moved:
             return 302, {"Location": self.moved[name]}, b""
-        found = next((files for key, files in self.repos.items() if (repo, parts[3]) == _commit(key)), {})
+        found = next((files for key, files in self.repos.items() if (repo, parts[3]) == commit_of(key)), {})
         return (200, {}, found[name]) if name in found else (404, {"X-Error-Code": "EntryNotFound"}, b"")
 
     def _info(self, repo: str, revision: str | None) -> tuple[int, dict[str, str], bytes]:
@@ -55,10 +58,10 @@ class Hub:
         if key not in self.repos:
             return 404, {"X-Error-Code": "RevisionNotFound" if repo in self.repos else "RepoNotFound"}, b"{}"
         names = [{"rfilename": one} for one in self.repos[key]]
-        return 200, {}, json.dumps({"id": repo, "sha": _commit(key)[1], "siblings": names}).encode()
+        return 200, {}, json.dumps({"id": repo, "sha": commit_of(key)[1], "siblings": names}).encode()
 
 
-def _commit(key: str) -> tuple[str, str]:
+def commit_of(key: str) -> tuple[str, str]:
     """(repository, commit) of a key of `repos`."""
     return key.partition("@")[0], hashlib.sha1(key.encode()).hexdigest()
 
@@ -75,7 +78,20 @@ def hub_server() -> Iterator[Hub]:
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(body[: len(body) - hub.cut] if "/resolve/" in self.path else body)
+            if "/resolve/" not in self.path:
+                self.wfile.write(body)
+            elif not hub.drip_s:
+                self.wfile.write(body[: len(body) - hub.cut])
+            else:
+                self._drip(body)
+
+        def _drip(self, body: bytes) -> None:
+            pause_s = hub.drip_s
+            with suppress(OSError):  # nobody reads any more
+                for at in range(len(body)):
+                    self.wfile.write(body[at : at + 1])
+                    if hub.ended.wait(pause_s):
+                        return
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -87,6 +103,7 @@ def hub_server() -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.ended.set()
         server.shutdown()
         server.server_close()
         thread.join(STOP_S)

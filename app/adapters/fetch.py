@@ -101,6 +101,7 @@ class _Job:
     def run(self) -> Adapter:
         held = None if self._wanted.version is None else self._cache.hold(self._wanted.version)
         while held is None:
+            self._limits.check()
             held = self._from_source()
         try:
             facts = self._verified(held)

@@ -2,7 +2,8 @@
 
 Who comes while a source is being fetched waits for that, and gets what it found, as if it had come a little earlier.
 The file that the fetch locks tells them: the version is written to it before the lock goes. By then its name is gone,
-and those who come later ask the source again.
+and those who come later ask the source again. A file that has both is of a process that died in between: what it says
+is as old as that.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ def flight(folder: Path, source: str, limits: Limits) -> Iterator[Flight]:
             os.close(opened)
             raise
         found = os.pread(opened, 128, 0).decode()
-        if found or _is(path, opened):
+        if _is(path, opened):
+            os.ftruncate(opened, 0)
+            found = ""
+            break
+        if found:
             break
         unlock(opened)  # the fetch that was waited for failed, and the file that is there now is another one
     try:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import inspect
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from api.adapters import Adapters
 from api.context import NamedAdapter, RequestContext
-from app.adapter_registry import Published, lora_number
+from app.adapter_registry import AdapterRegistry, Published, lora_number
 from app.adapters import Adapter, AdapterRefused
 from app.errors import AdapterMissing, WorkerLost
+from app.fleet import FleetView
+from app.redis import connect
+from app.registry import Registry
 from app.roles import Role
 from app.settings import Settings, SettingsError
-from tests.contract.serving import Surface, answer, chunks
+from tests.contract.serving import Surface, answer, chunks, spoken
+from tests.redis_server import free_port
 from workers.loras import EngineLoras, Limits
 
 SQL = Adapter(name="sql", version="v1", path="/adapters/v1", rank=8, size=1000)
 MESSAGES = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
+FORM = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+CALLS = '<think>hm hm</think>Wait.<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 
 
 class OneAdapter:
@@ -38,6 +48,14 @@ def adapted(surface: Surface) -> Surface:
     surface.services.adapters = OneAdapter()
     surface.pipeline.deltas = answer("Yes", " it is")
     return surface
+
+
+@pytest.fixture
+def adapted_parsing(parsing: Surface) -> Surface:
+    """Of a model that calls tools and reasons."""
+    parsing.services.adapters = OneAdapter()
+    parsing.pipeline.deltas = spoken(parsing.tokenizer, CALLS)
+    return parsing
 
 
 @pytest.mark.parametrize(
@@ -71,6 +89,75 @@ async def test_every_choice_and_prompt_runs_with_it(adapted: Surface) -> None:
     assert [job.adapter for job in adapted.pipeline.jobs] == [SQL.id] * 4
 
 
+async def test_its_answers_are_read_as_the_models(adapted_parsing: Surface) -> None:
+    """Tool calls, and the reasoning before them."""
+    base, adapter = [(await adapted_parsing.chat(model=one, tools=TOOLS)).json()["choices"] for one in ("tiny", "sql")]
+    (call,) = adapter[0]["message"]["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("weather", {"city": "Oslo"})
+    assert (adapter[0]["message"]["reasoning"], adapter[0]["message"]["content"]) == ("hm hm", "Wait.")
+    assert _without_ids(base) == _without_ids(adapter)
+    assert [job.adapter for job in adapted_parsing.pipeline.jobs] == ["", SQL.id]
+
+
+@pytest.mark.parametrize("tools", [{}, {"tools": TOOLS}], ids=["reasoning", "tools"])
+async def test_its_streams_are_read_as_the_models(adapted_parsing: Surface, tools: dict[str, Any]) -> None:
+    base, adapter = [
+        chunks((await adapted_parsing.chat(model=one, stream=True, **tools)).text) for one in ("tiny", "sql")
+    ]
+    assert ({one["model"] for one in base}, {one["model"] for one in adapter}) == ({"tiny"}, {"sql"})
+    told = [[_without_ids(one["choices"]) for one in found] for found in (base, adapter)]
+    assert told[0] == told[1]
+    deltas = [one["choices"][0]["delta"] for one in adapter]
+    assert "".join(one.get("reasoning") or "" for one in deltas) == "hm hm"
+    assert any(one.get("tool_calls") for one in deltas) is bool(tools)
+    assert [job.adapter for job in adapted_parsing.pipeline.jobs] == ["", SQL.id]
+
+
+def _without_ids(choices: list[Any]) -> list[Any]:
+    """Calls have ids of their own in each answer."""
+    for one in choices:
+        for call in (one.get("message") or one["delta"]).get("tool_calls") or ():
+            call.pop("id", None)
+    return choices
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "weather"}}},
+        {"response_format": FORM},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+    ],
+    ids=["required", "named", "schema", "json", "choice"],
+)
+async def test_its_answers_are_held_to_the_same_form(adapted_parsing: Surface, ask: dict[str, Any]) -> None:
+    """And its grammar begins where the reasoning ends, as the model's does."""
+    for model in ("tiny", "sql"):
+        found = await adapted_parsing.chat(model=model, **ask)
+        assert found.status_code == 200, found.text
+    base, adapter = adapted_parsing.pipeline.jobs
+    assert (base.adapter, adapter.adapter) == ("", SQL.id)
+    assert adapter.params["structured_outputs"] and adapter.params == base.params
+    assert adapter.reasoning_ended is False and adapter.reasoning_ended == base.reasoning_ended
+    assert adapter.reasoning_parser_kwargs == base.reasoning_parser_kwargs
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_its_tool_calls_in_the_other_apis(adapted_parsing: Surface, path: str) -> None:
+    if path == "/v1/responses":
+        body: dict[str, Any] = {"input": "hi", "tools": [{"type": "function", "name": "weather", "parameters": SCHEMA}]}
+    else:
+        tool = {"name": "weather", "input_schema": SCHEMA}
+        body = {"messages": MESSAGES, "max_tokens": 100, "tools": [tool]}
+    base, adapter = [(await adapted_parsing.post(path, model=one, **body)).json() for one in ("tiny", "sql")]
+    kinds = [[one["type"] for one in found.get("output") or found["content"]] for found in (base, adapter)]
+    assert kinds[0] == kinds[1] and {"function_call", "tool_use"} & set(kinds[1]), kinds
+    assert {"reasoning", "thinking"} & set(kinds[1]), kinds
+    assert [job.adapter for job in adapted_parsing.pipeline.jobs] == ["", SQL.id]
+
+
 async def test_its_tokens_are_the_models(adapted: Surface) -> None:
     found = await adapted.post("/tokenize", model="sql", prompt="hi there")
     assert found.json()["tokens"] == adapted.tokenizer.encode("hi there")
@@ -84,6 +171,20 @@ async def test_models_have_it_with_its_parent(adapted: Surface) -> None:
         ("sql", "tiny", True),
     ]
     assert (await adapted.http.get("/v1/models/sql")).json()["parent"] == "tiny"
+
+
+async def test_the_model_is_listed_while_redis_is_away(surface: Surface, caplog: pytest.LogCaptureFixture) -> None:
+    nobody = connect(f"redis://127.0.0.1:{free_port()}/0", 1.0, name="test")
+    registry = AdapterRegistry(nobody, "tiny")
+    fleet = FleetView(Registry(nobody, 1.0), "tiny", lambda _gone: None)
+    surface.services.adapters = Adapters(registry, fleet, surface.services.settings)
+    found = await surface.http.get("/v1/models")
+    assert (found.status_code, [one["id"] for one in found.json()["data"]]) == (200, ["tiny"])
+    assert "without its adapters" in caplog.text
+    assert (await surface.http.get("/v1/models/tiny")).json()["id"] == "tiny"
+    unknown = await surface.http.get("/v1/models/sql")  # nobody can say that it does not exist
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (503, "broker_unavailable")
+    await nobody.aclose()
 
 
 class Llm:

@@ -1,6 +1,7 @@
 """app.adapters.cache and what fetches into it: what stays on the disk, for whom, and for how long."""
 
 import asyncio
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -193,6 +194,20 @@ async def test_the_same_source_asked_for_by_many_at_once(place: Place) -> None:
         release(one)
     with pytest.raises(KeyError):
         release(found[0])
+
+
+async def test_what_a_process_said_of_a_source_before_it_died(place: Place) -> None:
+    """After it had told the version, and before it removed the file."""
+    source = place.make("sql", seed=1)
+    first = await place.fetch("sql")
+    flight = place.cache / "flights" / hashlib.sha256(source.encode()).hexdigest()
+    flight.write_text(first.version)
+    place.make("sql", seed=2)
+    second = await place.fetch("sql")
+    assert second.version != first.version and place.rest() == []
+    flight.write_text("0" * 32)  # one that the cache does not have any more
+    assert await place.fetch("sql", fetch_timeout_s=20) == second
+    assert place.rest() == []
 
 
 FETCH = """

@@ -25,6 +25,7 @@ from tests.integration.adapter_cluster import LEASE_S, MODEL, Member, Sources, c
 from tests.messages import DECODE, PREFILL
 from tests.polling import until
 
+BASE = "http://127.0.0.1:8000"
 SQL = {"lora_name": "sql", "source": {"uri": "s3://a/sql"}}
 
 
@@ -54,7 +55,7 @@ def client(redis: Any, at: str = "127.0.0.1", **guard: Any) -> httpx.AsyncClient
     app.add_middleware(RequestId)
     errors.install(app)
     app.include_router(loras.router)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=(at, 1)), base_url="http://api", timeout=30)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=(at, 1)), base_url=BASE, timeout=30)
 
 
 @pytest.fixture
@@ -154,10 +155,15 @@ async def test_who_may(redis: Any) -> None:
     assert await status(at="10.0.0.7") == 403
     assert await status({"Origin": "http://evil.example"}) == 403
     assert await status({"X-Forwarded-For": "10.0.0.7"}) == 403
+    for host in ("127.0.0.1", "localhost:8000", "LOCALHOST", "[::1]", "[::1]:80"):
+        assert await status({"Host": host}) == 200, host
+    for host in ("api.example", "api.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", "[::2]"):
+        assert await status({"Host": host}) == 403, host
     assert await status(keys=("sk-user",)) == 401
     assert await status({"x-api-key": "sk-user"}, keys=("sk-user",)) == 403
     assert await status(admin_key="sk-admin") == 403
     assert await status(admin, "10.0.0.7", admin_key="sk-admin") == 200
+    assert await status(admin | {"Host": "api.example"}, admin_key="sk-admin") == 200
     assert await status(admin, "10.0.0.7", admin_key="sk-admin", keys=("sk-user",)) == 200
 
 

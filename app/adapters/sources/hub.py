@@ -82,7 +82,8 @@ class HubSource:
         # Not the hub's own wrapper with retries: it would begin anew in the middle of what has been written.
         with get_session().stream("GET", url, headers=headers, timeout=STALL_S) as answer:
             hf_raise_for_status(answer)
-            yield from answer.iter_raw(CHUNK)
+            # What is there, however little: so the limits are looked at as often as something comes.
+            yield from answer.iter_raw()
 
     def _take_from_cache(self, intake: Intake) -> None:
         from huggingface_hub import try_to_load_from_cache

@@ -58,6 +58,8 @@ class S3Source:
                 raise self._missing(client, name) from None
             raise
         with closing(found["Body"]) as body:
+            # Below what checks the length and the checksum.
+            body._raw_stream = _Arrived(body._raw_stream)
             intake.write(name, body.iter_chunks(CHUNK))
 
     def _missing(self, client: Any, name: str) -> AdapterRefused:
@@ -92,3 +94,19 @@ class S3Source:
         if code in ("AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"):
             return AdapterUnreachable(f"this server has no access to s3://{self._bucket}/{self._prefix} ({code})")
         return AdapterUnreachable(f"the S3 server refuses s3://{self._bucket}/{self._prefix} ({code})")
+
+
+class _Arrived:
+    """A urllib3 response that is read as its bytes come.
+
+    Its own `read` waits until there are as many as it is asked for, and nobody looks at the limits meanwhile.
+    """
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+
+    def read(self, size: int) -> bytes:
+        return self._response.read1(size) or b""
+
+    def close(self) -> None:
+        self._response.close()
