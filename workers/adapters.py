@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from app import adapters, keys
 from app.adapter_registry import AdapterRegistry, Load, Published, Report, Wanted, changed
 from app.adapters import Adapter
-from app.errors import AdapterLoadFailed, AdapterMissing, BrokerUnavailable, TrivetError, WorkerLost
+from app.errors import AdapterLoadFailed, AdapterMissing, AdapterRefused, BrokerUnavailable, TrivetError, WorkerLost
 from app.messages import Assignment
 from app.redis import subscription
 from app.settings import Settings
@@ -244,7 +244,7 @@ class Adapters:
         """The adapter, which the engine holds then. Raises TrivetError."""
         limits = self._engine.limits
         if limits is None:
-            raise AdapterLoadFailed("this worker's engine takes no adapters: start it with --enable-lora")
+            raise AdapterRefused("this worker's engine takes no adapters: start it with --enable-lora")
         adapter = await self._fetch(
             name, uri, self._settings, max_rank=limits.max_rank, base_model=self._base, version=version
         )

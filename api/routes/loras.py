@@ -47,7 +47,7 @@ class VllmLoadBody(_Body):
     """vLLM's LoadLoRAAdapterRequest."""
 
     lora_name: Text
-    lora_path: Text
+    lora_path: Annotated[Text, Field(min_length=1)]
     load_inplace: bool = False
 
 

@@ -16,8 +16,14 @@ import pytest
 from app import tiny_model
 from app.launch import shared_memory
 from app.roles import TOPOLOGIES
-from tests.e2e.stack import Stack, up
+from tests.e2e.stack import Stack, close_clients, up
 from tests.e2e.vllm_server import Server, serve
+
+
+@pytest.fixture(autouse=True)
+def closed_clients() -> Iterator[None]:
+    yield
+    close_clients()
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,16 @@ START_S = 400.0
 CACHE_GB = 0.05
 
 
+_clients: list[OpenAI] = []
+
+
+def close_clients() -> None:
+    """All that stacks have given. One that the garbage collector finds, in the traceback of an error that was expected,
+    would fail whichever test runs then."""
+    while _clients:
+        _clients.pop().close()
+
+
 @dataclass
 class Stack:
     """One topology. `name` is that of its `trivet up`."""
@@ -47,8 +57,10 @@ class Stack:
 
     @property
     def client(self) -> OpenAI:
-        """The real client, without retries of its own: a failure must show."""
-        return OpenAI(base_url=f"{self.base_url}/v1", api_key="none", max_retries=0, timeout=120)
+        """The real client, without retries of its own: a failure must show. Open until the test has ended."""
+        made = OpenAI(base_url=f"{self.base_url}/v1", api_key="none", max_retries=0, timeout=120)
+        _clients.append(made)
+        return made
 
     @property
     def redis(self) -> redis.Redis:

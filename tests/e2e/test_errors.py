@@ -15,6 +15,7 @@ SECRET = "xyzzy-not-to-be-repeated"
 PART = "messages[0].content[0]"
 URL = "messages[0].content[1].image_url"
 CLIP = f"{PART}.video_url"
+AUDIO = f"{PART}.audio_url"
 EMBEDS = f"{PART}.image_embeds"
 HI = [{"role": "user", "content": "hi"}]
 
@@ -44,7 +45,7 @@ BAD: dict[str, tuple[dict[str, Any], int, str | None]] = {
     ),
     "not a video": ({"model": "tiny", "messages": user(clip("aGVsbG8="))}, 400, CLIP),
     "broken video": ({"model": "tiny", "messages": user(clip("AAAAIGZ0eXBpc29t"))}, 400, CLIP),
-    "audio": ({"model": "tiny", "messages": user({"type": "audio_url", "audio_url": {"url": SECRET}})}, 400, PART),
+    "audio": ({"model": "tiny", "messages": user({"type": "audio_url", "audio_url": {"url": SECRET}})}, 400, AUDIO),
     "embeddings": (
         {"model": "tiny", "messages": user({"type": "image_embeds", "image_embeds": SECRET})}, 400, EMBEDS
     ),
@@ -54,6 +55,9 @@ BAD: dict[str, tuple[dict[str, Any], int, str | None]] = {
     "transfer parameters among others": (
         {"model": "tiny", "messages": HI, "vllm_xargs": {"ec_transfer_params": SECRET}}, 400,
         "vllm_xargs.ec_transfer_params",
+    ),
+    "part of an unknown type": (
+        {"model": "tiny", "messages": user({"type": "smell_url", "smell_url": {"url": SECRET}})}, 400, PART
     ),
     "part without type": ({"model": "tiny", "messages": user({"image_url": SECRET})}, 400, f"{PART}.type"),
     "too many images": ({"model": "tiny", "messages": user(*(image(seed) for seed in range(5)))}, 400, None),

@@ -98,7 +98,7 @@ async def test_what_is_wrong_with_the_adapter_is_told_apart(
 async def test_an_engine_without_loras_says_so(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
     async with Member(redis, sources, AGG, limits=None).running():
         ended = await load(registry)
-        assert ended.state == "failed" and "--enable-lora" in ended.workers[AGG.worker].reason
+        assert ended.state == "failed" and ended.refused and "--enable-lora" in ended.workers[AGG.worker].reason
         assert not sources.fetched
 
 
