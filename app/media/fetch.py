@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from app.media import response as answer
 from app.media.connections import get, open_pool
 from app.media.dialer import CheckedDialer, Resolver
 from app.media.file_root import FileRoot
+from app.media.redirects import follow
 from app.media.response import Validators
 from app.media.single_flight import SingleFlight
 from app.media.url_policy import MediaUrl, UrlPolicy, scheme
@@ -24,8 +25,6 @@ from app.settings_sections import MediaUrlSettings
 
 log = logging.getLogger(__name__)
 
-MAX_REDIRECTS = 3
-REDIRECTS = frozenset({301, 302, 303, 307, 308})
 USER_AGENT = "trivet"
 #: What httpcore raises; it has no class for them all.
 FAULTS = (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError)
@@ -189,15 +188,13 @@ class MediaFetcher:
 
     async def _follow(self, question: _Question) -> Fetched:
         """The answer at the end of all redirects."""
-        url = question.url
-        for _ in range(1 + MAX_REDIRECTS):
-            async with aclosing(
-                await get(self._pool, url, question.headers(url), self._limits.connect_timeout_s)
-            ) as response:
-                if response.status not in REDIRECTS:
-                    return await self._take(response, question, redirected=url != question.url)
-                url = self._policy.follow(url, answer.header(response, "location") or "")
-        raise MediaUrlRefused(f"the URL leads through more than {MAX_REDIRECTS} redirects")
+
+        def ask(url: MediaUrl) -> Awaitable[httpcore.Response]:
+            return get(self._pool, url, question.headers(url), self._limits.connect_timeout_s)
+
+        url, response = await follow(self._policy, question.url, ask)
+        async with aclosing(response):
+            return await self._take(response, question, redirected=url != question.url)
 
     async def _take(self, response: httpcore.Response, question: _Question, *, redirected: bool) -> Fetched:
         was_asked = question.known != Validators() and not redirected

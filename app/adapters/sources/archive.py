@@ -18,7 +18,8 @@ from app.errors import MediaUnreachable, MediaUrlRefused
 from app.media import response as answer
 from app.media.connections import get, open_pool
 from app.media.dialer import CheckedDialer, Resolver
-from app.media.fetch import FAULTS, MAX_REDIRECTS, REDIRECTS, USER_AGENT
+from app.media.fetch import FAULTS, USER_AGENT
+from app.media.redirects import follow
 from app.media.url_policy import MediaUrl, UrlPolicy
 from app.settings_sections import MediaUrlSettings
 
@@ -72,18 +73,16 @@ class ArchiveSource:
 
     async def _follow(self, pool: httpcore.AsyncConnectionPool) -> httpcore.Response:
         """The answer at the end of all redirects."""
-        url = self._url
-        for _ in range(1 + MAX_REDIRECTS):
+
+        async def ask(url: MediaUrl) -> httpcore.Response:
             async with asyncio.timeout(STALL_S):
-                response = await get(pool, url, _headers(url), self._urls.connect_timeout_s)
-            if response.status == 200:
-                return response
-            location = answer.header(response, "location") or ""
+                return await get(pool, url, _headers(url), self._urls.connect_timeout_s)
+
+        _, response = await follow(self._policy, self._url, ask)
+        if response.status != 200:
             await response.aclose()
-            if response.status not in REDIRECTS:
-                raise AdapterUnreachable(f"the URL's host answered with status {response.status}")
-            url = self._policy.follow(url, location)
-        raise AdapterRefused(f"the URL leads through more than {MAX_REDIRECTS} redirects")
+            raise AdapterUnreachable(f"the URL's host answered with status {response.status}")
+        return response
 
 
 def _headers(url: MediaUrl) -> list[tuple[str, str]]:
