@@ -6,7 +6,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import redis.asyncio as aioredis
@@ -15,6 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
+from app.errors import BrokerUnavailable
 from app.settings_sections import RedisSettings
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,17 @@ SAY_EVERY_S = 10.0
 
 class RedisUnavailable(RuntimeError):
     """Redis does not answer."""
+
+
+@contextmanager
+def needed(whose: str, asked: str) -> Iterator[None]:
+    """A Redis that fails within, as BrokerUnavailable: whose need it is ("routing needs"), and a word for the log."""
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        if isinstance(error, ResponseError):
+            log.error("%s Redis, which refused what was asked of it (%s): %s", whose, asked, error)
+        raise BrokerUnavailable(f"{whose} Redis, which did not answer ({type(error).__name__})") from error
 
 
 class UnsafeBroker(RuntimeError):

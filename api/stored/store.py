@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
-from redis.exceptions import RedisError
 
 from app import keys
-from app.errors import BrokerUnavailable
+from app.redis import needed
 from app.scripts import Script
 from app.settings_sections import ApiSettings
 from app.tick import Tick
 
 FOLDER = Path(__file__).parent
+WHOSE = "stored responses need"
 KEEP, SETTLE = Script(FOLDER / "keep.lua"), Script(FOLDER / "settle.lua")
 
 #: What a response is until it has ended.
@@ -67,7 +65,7 @@ class ResponseStore:
         if len(text) + len(given) > self.max_bytes:
             return False
         key, status = keys.response(tenant, response["id"]), response["status"]
-        async with _edge():
+        with needed(WHOSE, "keep"):
             await KEEP.run(self._tick, [key], status, text, given, self._api, self._life_s(status))
         return True
 
@@ -81,14 +79,14 @@ class ResponseStore:
             response = failed(response, f"the response is larger than {self.max_bytes // 1000} KB, which are stored")
             text = orjson.dumps(response)
         key, status = keys.response(tenant, response["id"]), str(response["status"])
-        async with _edge():
+        with needed(WHOSE, "settle"):
             return status if await SETTLE.run(self._tick, [key], status, text, self._life_s(status)) else None
 
     async def find(self, tenant: str, response_id: str) -> Stored | None:
         """One whose API process is gone is a failed one."""
         if len(response_id) > MAX_ID:
             return None
-        async with _edge():
+        with needed(WHOSE, "HMGET"):
             found = await self._tick.run("HMGET", keys.response(tenant, response_id), "response", "input", "api")
             text, given, api = found
             if text is None or given is None:
@@ -102,7 +100,7 @@ class ResponseStore:
         """Whether there was one."""
         if len(response_id) > MAX_ID:
             return False
-        async with _edge():
+        with needed(WHOSE, "DEL"):
             return bool(await self._tick.run("DEL", keys.response(tenant, response_id)))
 
     def _life_s(self, status: str) -> int:
@@ -112,13 +110,3 @@ class ResponseStore:
 def failed(response: Response, why: str) -> Response:
     """The response as one that did not come to its end."""
     return {**response, "status": "failed", "output": [], "error": {"code": "server_error", "message": why}}
-
-
-@asynccontextmanager
-async def _edge() -> AsyncIterator[None]:
-    try:
-        yield
-    except (RedisError, OSError) as error:
-        raise BrokerUnavailable(
-            f"stored responses need Redis, which did not answer ({type(error).__name__})"
-        ) from error

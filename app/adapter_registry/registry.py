@@ -6,16 +6,14 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from redis.exceptions import RedisError, ResponseError
-
 from app import keys
 from app.adapter_registry.records import Load, Published, Report, Wanted
-from app.errors import AdapterConflict, AdapterLoading, BrokerUnavailable, ModelNotFound, NoWorker
+from app.errors import AdapterConflict, AdapterLoading, ModelNotFound, NoWorker
+from app.redis import needed
 from app.registry import WorkerRecord
 from app.scripts import Script
 from app.tick import Tick
@@ -23,6 +21,7 @@ from app.tick import Tick
 log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
+WHOSE = "adapters need"
 #: What `resolve` says of a name that will soon be one. No id of an adapter is without an `@`.
 LOADING = "loading"
 #: Seconds between two looks at a load that somebody waits for.
@@ -103,7 +102,7 @@ class AdapterRegistry:
         return str(found)
 
     async def release(self, adapter: str, request: str) -> None:
-        with _edge("ZREM"):
+        with needed(WHOSE, "ZREM"):
             await self._tick.run("ZREM", keys.lora_users(self._model, adapter), request)
 
     async def unload(self, name: str) -> bool:
@@ -118,19 +117,9 @@ class AdapterRegistry:
         return [_text(one) for one in found]
 
     async def _run(self, script: Script, *arguments: str | int | float) -> Any:
-        with _edge(script.name):
+        with needed(WHOSE, script.name):
             found = await script.run(self._tick, self._keys, *self._common, *arguments)
         return _text(found) if isinstance(found, bytes) else found
-
-
-@contextmanager
-def _edge(asked: str) -> Iterator[None]:
-    try:
-        yield
-    except (RedisError, OSError) as error:
-        if isinstance(error, ResponseError):
-            log.error("Redis refused what was asked of it about adapters (%s): %s", asked, error)
-        raise BrokerUnavailable(f"adapters need Redis, which did not answer ({type(error).__name__})") from error
 
 
 def changed(message: bytes, model: str) -> bool:

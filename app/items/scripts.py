@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from redis.exceptions import RedisError, ResponseError
-
-from app.errors import BrokerUnavailable
+from app.redis import needed
 from app.scripts import Script
 from app.tick import Tick
 
-log = logging.getLogger(__name__)
-
-
 FOLDER = Path(__file__).parent
+WHOSE = "the item index needs"
 
 
 def _script(name: str) -> Script:
@@ -36,21 +30,11 @@ class Scripts:
 
     async def run(self, script: Script, keys: Sequence[str], *arguments: str | bytes | int) -> Any:
         """The script's answer. Raises BrokerUnavailable."""
-        with _edge(script.name):
+        with needed(WHOSE, script.name):
             return await script.run(self._tick, keys, *arguments)
 
     async def get(self, key: str) -> bytes | None:
         """A string. Raises BrokerUnavailable."""
-        with _edge("GET"):
+        with needed(WHOSE, "GET"):
             value: bytes | None = await self._tick.run("GET", key)
             return value
-
-
-@contextmanager
-def _edge(asked: str) -> Iterator[None]:
-    try:
-        yield
-    except (RedisError, OSError) as error:
-        if isinstance(error, ResponseError):
-            log.error("Redis refused what the item index asked of it (%s): %s", asked, error)
-        raise BrokerUnavailable(f"the item index needs Redis, which did not answer ({type(error).__name__})") from error

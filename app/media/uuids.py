@@ -7,11 +7,11 @@ from typing import Any
 
 import blake3
 from pydantic import Field, ValidationError
-from redis.exceptions import RedisError
 
 from app import keys
-from app.errors import BrokerUnavailable, MediaUuidTaken
+from app.errors import MediaUuidTaken
 from app.messages import Message, Modality
+from app.redis import needed
 from app.tick import Tick
 
 log = logging.getLogger(__name__)
@@ -54,10 +54,8 @@ class MediaUuids:
         return None if found is None else _medium(found)
 
     async def _run(self, *command: Any) -> Any:
-        try:
+        with needed("uuids need", str(command[0])):
             return await self._tick.run(*command)
-        except (RedisError, OSError) as error:
-            raise BrokerUnavailable(f"uuids need Redis, which did not answer ({type(error).__name__})") from error
 
 
 def _medium(text: bytes) -> NamedMedium | None:

@@ -21,11 +21,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from app import keys
-from app.errors import BrokerUnavailable, NoWorker
+from app.errors import NoWorker
 from app.messages import Assignment, Plan
+from app.redis import needed
 from app.registry import Fleet
 from app.roles import Role
 from app.routing.asking import Asking
@@ -86,7 +87,7 @@ class RedisRouter:
     async def _decide(self, scripts: Scripts, ask: Ask, asked: Callable[[], Json]) -> tuple[Json | None, Explanation]:
         policy = self._settings.policy
         why = ""
-        try:
+        with needed("routing needs", policy):
             if policy != "least_loaded":
                 try:
                     async with asyncio.timeout(self._settings.timeout_s):
@@ -98,8 +99,6 @@ class RedisRouter:
                     log.error("routing failed, request %s goes to the least loaded worker: %s", ask.request_id, error)
                     why = "failed"
             return await self._run(scripts, "least_loaded", ask, asked(), why)
-        except (RedisError, OSError) as error:
-            raise BrokerUnavailable(f"routing needs Redis, which did not answer ({type(error).__name__})") from error
 
     async def _run(
         self, scripts: Scripts, policy: Policy, ask: Ask, asked: Json, fallback: str = ""
