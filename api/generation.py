@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from api import context, errors, inline_media, media_parts, route_headers, vllm_serving
 from api.admission import Ticket
 from api.context import RequestContext
-from api.disconnect import ClientGone, unless_disconnected
+from api.disconnect import ClientGone, WhileConnected, unless_disconnected
 from api.ending import to_the_end
 from api.inline_media import Body
 from api.intake import Admission
@@ -172,7 +172,8 @@ class Stream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            async with WhileConnected(receive):
+                await self.stream_response(send)
         finally:
             self._ticket.close("cancelled")
             await to_the_end(_abandon(self._begun, self._asked))
