@@ -24,7 +24,7 @@ from api.disconnect import ClientGone, WhileConnected, unless_disconnected
 from api.ending import to_the_end
 from api.inline_media import Body
 from api.intake import Admission
-from api.middleware import body_limit
+from api.middleware import body_limit, straight
 from api.middleware.keep_alive import PING
 from api.services import Services
 from api.timings import HEADER, Timings
@@ -173,10 +173,18 @@ class Stream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with WhileConnected(receive):
-                await self.stream_response(send)
+                await self._send_all(scope, send)
         finally:
             self._ticket.close("cancelled")
             await to_the_end(_abandon(self._begun, self._asked))
+
+    async def _send_all(self, scope: Scope, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        send = straight.way(scope, send)
+        async for frame in self.body_iterator:
+            body = frame.encode() if isinstance(frame, str) else frame
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _begin(services: Services, asked: RequestContext, body: Body, generation: Generation, scope: Scope) -> Begun:

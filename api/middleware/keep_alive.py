@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.middleware import straight
+
 log = logging.getLogger(__name__)
 
 PING = b": ping\n\n"
@@ -36,7 +38,8 @@ class KeepAlive:
                 return await stream.send(message)
             await send(message)
             if message["type"] == "http.response.start" and _is_event_stream(message.get("headers", [])):
-                stream = _Stream(send, self._interval_s)
+                stream = _Stream(straight.way(scope, send), self._interval_s)
+                straight.lay(scope, stream.send)
 
         try:
             await self._app(scope, receive, watched)
