@@ -11,6 +11,7 @@ from fastapi.responses import Response
 
 from api import media_parts, openapi_bodies, response_history
 from api.context import RequestContext
+from api.direct_route import DirectRoute
 from api.generation import Frame, Generation, answer
 from api.inline_media import Body
 from api.intake import Admission
@@ -19,7 +20,7 @@ from api.stored import items, run, turn
 from api.vllm_serving import response_events, response_states
 from app.errors import Failure, MediaUuidNotFound
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=DirectRoute)
 
 BODY = {
     "model": openapi_bodies.MODEL,
