@@ -52,7 +52,7 @@ class RequestStream:
         """
         if delta.attempt != self.attempt or (delta.seq < self._expected and delta.error is None):
             return
-        if speaker != self._speaker:
+        if speaker is not self._speaker and speaker != self._speaker:
             self._speaker, self.workers = speaker, frozenset({speaker})
         if delta.seq > self._expected and delta.error is None:
             lost = TokensLost(f"part {self._expected} of the answer was lost between worker and API")
@@ -112,6 +112,7 @@ class TokenReader:
         self._replay_batches = replay_batches
         self._streams: dict[str, RequestStream] = {}
         self._numbers: dict[tuple[str, str], int] = {}
+        self._speakers: dict[tuple[str, str], Assignment] = {}
         self._decoder = msgspec.json.Decoder(Batch)
         self._look: asyncio.TimerHandle | None = None
         self.subscribed = asyncio.Event()
@@ -155,12 +156,20 @@ class TokenReader:
         self._deliver(batch)
 
     def _deliver(self, batch: Batch) -> None:
-        speaker = Assignment(worker=batch.worker, incarnation=batch.incarnation)
+        speaker = self._speaker_of(batch)
         now = self._patient_now()
         for delta in batch.deltas:
             stream = self._streams.get(delta.request)
             if stream is not None:
                 stream.feed(delta, speaker, now)
+
+    def _speaker_of(self, batch: Batch) -> Assignment:
+        """Always the same object: streams compare it for every delta."""
+        source = (batch.worker, batch.incarnation)
+        found = self._speakers.get(source)
+        if found is None:
+            found = self._speakers[source] = Assignment(worker=batch.worker, incarnation=batch.incarnation)
+        return found
 
     def _patient_now(self) -> float | None:
         """The loop's time, if tokens may wait for others."""
