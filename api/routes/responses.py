@@ -12,7 +12,8 @@ from fastapi.responses import Response
 from api import media_parts, openapi_bodies, response_history
 from api.context import RequestContext
 from api.direct_route import DirectRoute
-from api.generation import Frame, Generation, answer
+from api.event_stream import Frame
+from api.generation import Generation, answer
 from api.inline_media import Body
 from api.intake import Admission
 from api.services import Services

@@ -12,6 +12,7 @@ from api import generation
 from api.admission import Ticket
 from api.context import RequestContext
 from api.ending import to_the_end
+from api.event_stream import Stream
 from app.errors import DeadlineExceeded
 
 
@@ -95,7 +96,7 @@ async def test_a_client_that_leaves_a_stream_leaves_nothing_behind(starlettes: b
 
     stream = generation._stream("data: {}\n\n", frames(), asked, ticket, generation.Generation())
     begun: asyncio.Task[Any] = asyncio.create_task(asyncio.sleep(0))
-    response = StreamingResponse(stream) if starlettes else generation.Stream(stream, begun, asked, ticket)
+    response = StreamingResponse(stream) if starlettes else Stream(stream, begun, asked, ticket)
     scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}}
     await asyncio.wait_for(response(scope, receive, send), 5)  # type: ignore[arg-type]
     await asyncio.wait_for(closed.wait(), 5)

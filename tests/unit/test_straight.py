@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from api import generation
 from api.admission import Ticket
 from api.context import RequestContext
+from api.event_stream import Stream
 from api.middleware import KeepAlive, LastResort, RequestId
 from tests.virtual_time import run
 
@@ -29,7 +29,7 @@ async def frames() -> Any:
 async def streamed(_scope: Any, receive: Any, send: Any) -> None:
     services: Any = SimpleNamespace(settings=SimpleNamespace(api=SimpleNamespace(max_in_flight=9)), in_flight=0)
     begun: asyncio.Task[Any] = asyncio.create_task(asyncio.sleep(0))
-    answer = generation.Stream(frames(), begun, RequestContext("r", 2e9), Ticket(services))
+    answer = Stream(frames(), begun, RequestContext("r", 2e9), Ticket(services))
     await answer(_scope, receive, send)
 
 
