@@ -46,7 +46,8 @@ class Stream(StreamingResponse):
                 await self._send_all(scope, send)
         finally:
             self._ticket.close("cancelled")
-            await to_the_end(_abandon(self._begun, self._asked))
+            if not _is_over(self._begun, self._asked):
+                await to_the_end(_abandon(self._begun, self._asked))
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -55,6 +56,11 @@ class Stream(StreamingResponse):
             body = frame.encode() if isinstance(frame, str) else frame
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _is_over(begun: asyncio.Task[Any], asked: RequestContext) -> bool:
+    """As after a stream that was read to its end."""
+    return begun.done() and (begun.cancelled() or begun.exception() is None) and not asked.on_close
 
 
 async def _abandon(begun: asyncio.Task[Any], asked: RequestContext) -> None:
