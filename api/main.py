@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import errors, malloc, middleware, openapi_security, processes
+from api import errors, garbage, malloc, middleware, openapi_security, processes
 from api.routes import (
     chat,
     completions,
@@ -41,6 +41,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         log.critical("the API cannot start: %s: %s", type(error).__name__, error)
         processes.end_siblings()
         raise
+    garbage.leave_out_what_is_there()
     keys = "one has to send a key" if api_keys.read(chosen.api) else "no keys are set: whoever reaches it may use it"
     log.info("API %s is ready for %s; %s", app.state.services.id, chosen.served_name, keys)
     try:
