@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from contextlib import aclosing
 from typing import Any
 
@@ -40,7 +39,7 @@ class RequestStream:
         self._expected = 0
         self._speaker: Assignment | None = None
         self._ended = False
-        self._ready: deque[Delta] = deque()
+        self._ready: list[Delta] = []
         self._wake: asyncio.Future[None] | None = None
         self._answered = False
         self._held_at: float | None = None
@@ -78,8 +77,7 @@ class RequestStream:
                 await self._wake
             finally:
                 self._wake = None
-        deltas = list(self._ready)
-        self._ready.clear()
+        deltas, self._ready = self._ready, []
         self._held_at = None
         return deltas
 
