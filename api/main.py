@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Hold the process's services while it serves. What is wrong with the start is said in one line."""
+    from api import vllm_serving
     from api.services import running
 
     chosen = settings.current()
@@ -45,6 +46,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     keys = "one has to send a key" if api_keys.read(chosen.api) else "no keys are set: whoever reaches it may use it"
     log.info("API %s is ready for %s; %s", app.state.services.id, chosen.served_name, keys)
     try:
+        vllm_serving.keep_environment()
         yield
     finally:
         await context.__aexit__(None, None, None)

@@ -193,6 +193,16 @@ def explain(error: Exception) -> ServingError:
     return ServingError(answer)
 
 
+def keep_environment() -> None:
+    """vLLM's variables are from now on what they are: it asks the environment for five of them in every request.
+
+    Its engines do so when they have started. Raises ValueError for a variable whose value vLLM does not take.
+    """
+    from vllm import envs
+
+    envs.enable_envs_cache()
+
+
 def config_of(settings: Settings) -> Any:
     """A VllmConfig of a process that has no engine and may have no GPU (as vLLM's own render server makes it)."""
     torchvision_ops.define()
