@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import orjson
 from fastapi import Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from api import context, errors, inline_media, media_parts, route_headers, vllm_serving
 from api.admission import Ticket
 from api.context import RequestContext
 from api.disconnect import ClientGone, unless_disconnected
 from api.ending import to_the_end
+from api.event_stream import Frame, Frames, Stream
 from api.inline_media import Body
 from api.intake import Admission
 from api.middleware import body_limit
@@ -34,14 +34,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TIMEOUT_HEADER = "x-request-timeout"
-#: Proxies must not hold tokens back.
-STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 #: What servers log for a client that closed its connection; nobody receives it.
 CLIENT_CLOSED_REQUEST = 499
-
-#: vLLM's frames are text, those of the fast lane are bytes already.
-Frame = str | bytes
-Frames = AsyncGenerator[Frame, None]
 
 
 class Detached:
@@ -154,30 +148,6 @@ def _patience(services: Services, body: dict[str, Any], generation: Generation) 
     return services.settings.api.sse_keep_alive_s or None if generation.streams and body.get("stream") else None
 
 
-class Stream(StreamingResponse):
-    """An answer in events. Whichever way it ends, nothing of the request goes on: a generator that was never begun,
-    since the client left before, ends nothing by itself."""
-
-    def __init__(
-        self,
-        frames: Frames,
-        begun: asyncio.Task[Any],
-        asked: RequestContext,
-        ticket: Ticket,
-        headers: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        told = frames if asked.timings is None else asked.timings.told(frames)
-        super().__init__(told, headers={**STREAM_HEADERS, **headers}, media_type="text/event-stream")
-        self._begun, self._asked, self._ticket = begun, asked, ticket
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._ticket.close("cancelled")
-            await to_the_end(_abandon(self._begun, self._asked))
-
-
 async def _begin(services: Services, asked: RequestContext, body: Body, generation: Generation, scope: Scope) -> Begun:
     """How the answer begins."""
     await services.adapters.enter(asked, body.fields.get("model"))
@@ -267,12 +237,6 @@ async def _detached(found: Detached, asked: RequestContext, ticket: Ticket) -> N
     finally:
         ticket.close(outcome)
         await to_the_end(asked.close())
-
-
-async def _abandon(begun: asyncio.Task[Any], asked: RequestContext) -> None:
-    begun.cancel()
-    await asyncio.gather(begun, return_exceptions=True)
-    await asked.close()
 
 
 async def _stream(

@@ -56,6 +56,8 @@ class Admission:
 
         Nobody is asked for anything while one of them is refused.
         """
+        if not found:
+            return
         for _, medium in found:
             assert self._sources is not None
             self._sources.check(medium)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import errors, malloc, middleware, openapi_security, processes
+from api import errors, garbage, malloc, middleware, openapi_security, processes
 from api.routes import (
     chat,
     completions,
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Hold the process's services while it serves. What is wrong with the start is said in one line."""
+    from api import vllm_serving
     from api.services import running
 
     chosen = settings.current()
@@ -41,9 +42,11 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         log.critical("the API cannot start: %s: %s", type(error).__name__, error)
         processes.end_siblings()
         raise
+    garbage.leave_out_what_is_there()
     keys = "one has to send a key" if api_keys.read(chosen.api) else "no keys are set: whoever reaches it may use it"
     log.info("API %s is ready for %s; %s", app.state.services.id, chosen.served_name, keys)
     try:
+        vllm_serving.keep_environment()
         yield
     finally:
         await context.__aexit__(None, None, None)

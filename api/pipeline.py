@@ -246,7 +246,12 @@ class Pipeline:
         }
         try:
             _check_sources(job, decision.plan)
-            await asyncio.gather(*(self._encodes(job, decision.plan, known)), self._first_stage(job, decision, known))
+            encodes = [*self._encodes(job, decision.plan, known)]
+            first = self._first_stage(job, decision, known)
+            if encodes:
+                await asyncio.gather(*encodes, first)
+            else:
+                await first
         except (BrokerUnavailable, MediaExpired, asyncio.CancelledError):
             self._spawn(self._unclaim(decision.plan))
             raise

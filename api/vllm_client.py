@@ -18,7 +18,7 @@ from vllm.renderers.registry import renderer_from_config
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
 
-from api import vllm_grammars, vllm_outputs
+from api import vllm_grammars, vllm_outputs, vllm_short_prompts
 from api.context import RequestContext, current
 from api.fanout import interleave
 from api.grammars import Known
@@ -50,6 +50,7 @@ class PipelineClient(EngineClient):
         self.renderer = renderer_from_config(config)
         # The one place that would run the HF processor: here media stay references, and workers render.
         self.renderer._process_multimodal_async = _references
+        vllm_short_prompts.install(self.renderer)
         self.input_processor = InputProcessor(config, self.renderer)
         self._markers = Markers(config.model_config, self.renderer.get_tokenizer())
         self._pipeline = pipeline

@@ -104,7 +104,7 @@ async def subscription(client: Any, channel: str) -> AsyncGenerator[bytes | None
     redis-py makes a lost connection again by itself and says so in no other way. Raises RedisError when that fails, or
     when the connection is half-open: nothing comes, not even the answer to a ping.
     """
-    async with client.pubsub() as pubsub:
+    async with client.pubsub(push_handler_func=_as_it_is) as pubsub:
         await pubsub.subscribe(channel)
         while True:
             message = await pubsub.get_message(timeout=4.0)
@@ -116,6 +116,11 @@ async def subscription(client: Any, channel: str) -> AsyncGenerator[bytes | None
                 yield None
             elif message["type"] == "message":
                 yield message["data"]
+
+
+async def _as_it_is(message: Any) -> Any:
+    """In place of redis-py's own, which writes every message out for a log line that nobody wants."""
+    return message
 
 
 async def wait_until_up(client: Any, settings: RedisSettings) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.middleware import straight
+
 log = logging.getLogger(__name__)
 
 PING = b": ping\n\n"
@@ -36,7 +38,8 @@ class KeepAlive:
                 return await stream.send(message)
             await send(message)
             if message["type"] == "http.response.start" and _is_event_stream(message.get("headers", [])):
-                stream = _Stream(send, self._interval_s)
+                stream = _Stream(straight.way(scope, send), self._interval_s)
+                straight.lay(scope, stream.send)
 
         try:
             await self._app(scope, receive, watched)
@@ -57,7 +60,8 @@ class _Stream:
         self._ended = False
         self._sending = False
         self._pinging: asyncio.Future[None] | None = None
-        self._beat = asyncio.create_task(self._run())
+        self._comment: asyncio.Task[None] | None = None
+        self._look_after(interval_s)
 
     async def send(self, message: Message) -> None:
         """Runs for every token."""
@@ -77,21 +81,28 @@ class _Stream:
 
     async def close(self) -> None:
         self._ended = True
-        self._beat.cancel()
-        await asyncio.gather(self._beat, return_exceptions=True)
+        self._timer.cancel()
+        if self._comment is not None:
+            self._comment.cancel()
+            await asyncio.gather(self._comment, return_exceptions=True)
 
-    async def _run(self) -> None:
-        while not self._ended:
-            silent = self._loop.time() - self._last
-            if silent < self._interval_s:
-                await asyncio.sleep(max(self._interval_s - silent, RESOLUTION_S))
-                continue
-            self._last = self._loop.time()
+    def _look(self) -> None:
+        """Whenever the stream may have been silent for long enough. A task that sleeps would cost more than a timer."""
+        if self._ended:
+            return
+        silent = self._loop.time() - self._last
+        if silent >= self._interval_s:
+            self._last, silent = self._loop.time(), 0.0
             if not self._sending and (not self._tail or self._tail.endswith(EVENT_ENDS)):
-                await self._ping()
+                self._pinging = self._loop.create_future()  # from now on the stream's own messages wait
+                self._comment = asyncio.create_task(self._ping(self._pinging))
+                return
+        self._look_after(self._interval_s - silent)
 
-    async def _ping(self) -> None:
-        self._pinging = self._loop.create_future()
+    def _look_after(self, seconds: float) -> None:
+        self._timer = self._loop.call_later(max(seconds, RESOLUTION_S), self._look)
+
+    async def _ping(self, sent: asyncio.Future[None]) -> None:
         try:
             await self._send({"type": "http.response.body", "body": PING, "more_body": True})
         except OSError as error:
@@ -101,9 +112,12 @@ class _Stream:
             log.exception("no more comments in this stream")
             self._ended = True
         finally:
-            if not self._pinging.done():  # as it is when who waited was cancelled
-                self._pinging.set_result(None)
+            if not sent.done():  # as it is when who waited was cancelled
+                sent.set_result(None)
             self._pinging = None
+        # Not before what waited for this comment has been sent, however long that took.
+        self._last = self._loop.time()
+        self._look_after(self._interval_s)
 
 
 def _is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:

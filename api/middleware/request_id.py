@@ -9,6 +9,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import anthropic_errors
+from api.middleware import straight
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
@@ -28,6 +29,7 @@ class RequestId:
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
+        straight.lay(scope, send)
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -37,4 +39,7 @@ class RequestId:
                     headers["request-id"] = request_id
             await send(message)
 
-        await self._app(scope, receive, with_id)
+        try:
+            await self._app(scope, receive, with_id)
+        finally:
+            straight.close(scope)

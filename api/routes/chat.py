@@ -8,10 +8,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from api import media_parts, openapi_bodies
+from api.direct_route import DirectRoute
 from api.generation import Generation, answer
 from api.services import Services
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=DirectRoute)
 
 BODY = {
     "model": openapi_bodies.MODEL,

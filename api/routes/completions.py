@@ -8,11 +8,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from api import choices, openapi_bodies
+from api.direct_route import DirectRoute
 from api.generation import Generation, answer
 from api.services import Services
 from app.errors import InvalidRequest
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=DirectRoute)
 
 PROMPT = {
     "oneOf": [

@@ -8,11 +8,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from api import errors, media_parts, openapi_bodies
+from api.direct_route import DirectRoute
 from api.generation import Generation, answer
 from api.services import Services
 from app.errors import Failure
 
-router = APIRouter(tags=["Anthropic"])
+router = APIRouter(tags=["Anthropic"], route_class=DirectRoute)
 
 PROMPT = {
     "model": openapi_bodies.TEXT,

@@ -11,7 +11,9 @@ from fastapi.responses import Response
 
 from api import media_parts, openapi_bodies, response_history
 from api.context import RequestContext
-from api.generation import Frame, Generation, answer
+from api.direct_route import DirectRoute
+from api.event_stream import Frame
+from api.generation import Generation, answer
 from api.inline_media import Body
 from api.intake import Admission
 from api.services import Services
@@ -19,7 +21,7 @@ from api.stored import items, run, turn
 from api.vllm_serving import response_events, response_states
 from app.errors import Failure, MediaUuidNotFound
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=DirectRoute)
 
 BODY = {
     "model": openapi_bodies.MODEL,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from contextlib import aclosing
 from typing import Any
 
@@ -20,6 +19,11 @@ log = logging.getLogger(__name__)
 
 #: Batches read at once from the replay stream, whose size is in megabytes.
 PAGE = 100
+#: From so many open streams on, a token that comes alone waits for its stream's next one: to hand on two costs what it
+#: costs to hand on one. That is one engine step.
+MANY_STREAMS = 128
+#: For so long at least and twice as long at most, where engine steps are longer.
+PATIENCE_S = 0.05
 
 
 class RequestStream:
@@ -35,20 +39,31 @@ class RequestStream:
         self._expected = 0
         self._speaker: Assignment | None = None
         self._ended = False
-        self._ready: deque[Delta] = deque()
+        self._ready: list[Delta] = []
         self._wake: asyncio.Future[None] | None = None
+        self._answered = False
+        self._held_at: float | None = None
 
-    def feed(self, delta: Delta, speaker: Assignment) -> None:
-        """Take a delta from the channel; another attempt's and those seen before are dropped."""
+    def feed(self, delta: Delta, speaker: Assignment, now: float | None = None) -> None:
+        """Take a delta from the channel; another attempt's and those seen before are dropped.
+
+        With `now`, the loop's time, a token may wait for the next one; the first and the last of an answer never do.
+        """
         if delta.attempt != self.attempt or (delta.seq < self._expected and delta.error is None):
             return
-        if speaker != self._speaker:
+        if speaker is not self._speaker and speaker != self._speaker:
             self._speaker, self.workers = speaker, frozenset({speaker})
         if delta.seq > self._expected and delta.error is None:
             lost = TokensLost(f"part {self._expected} of the answer was lost between worker and API")
             delta = Delta(request=self.request_id, attempt=self.attempt, seq=delta.seq, error=lost.failure())
         self._expected = delta.seq + 1
-        self._put(delta)
+        waits = now is not None and self._answered and not (self._ready or self._ended or delta.final)
+        self._answered = self._answered or delta.answers
+        if waits:
+            self._held_at = now
+            self._ready.append(delta)
+        else:
+            self._put(delta)
 
     def fail(self, failure: Failure) -> None:
         """End the stream with an error that does not come from its worker."""
@@ -62,9 +77,15 @@ class RequestStream:
                 await self._wake
             finally:
                 self._wake = None
-        deltas = list(self._ready)
-        self._ready.clear()
+        deltas, self._ready = self._ready, []
+        self._held_at = None
         return deltas
+
+    def hand_on(self, held_before: float) -> bool:
+        """What has waited since then waits no longer. Whether there is a token that does."""
+        if self._held_at is not None and self._held_at <= held_before:
+            self._hand_on()
+        return self._held_at is not None
 
     def _put(self, delta: Delta) -> None:
         # Whatever comes after the end would hide it from a reader that looks at the last delta.
@@ -72,6 +93,10 @@ class RequestStream:
             return
         self._ended = delta.final
         self._ready.append(delta)
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        self._held_at = None
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
@@ -85,7 +110,9 @@ class TokenReader:
         self._replay_batches = replay_batches
         self._streams: dict[str, RequestStream] = {}
         self._numbers: dict[tuple[str, str], int] = {}
+        self._speakers: dict[tuple[str, str], Assignment] = {}
         self._decoder = msgspec.json.Decoder(Batch)
+        self._look: asyncio.TimerHandle | None = None
         self.subscribed = asyncio.Event()
         self.gaps = 0
 
@@ -127,11 +154,39 @@ class TokenReader:
         self._deliver(batch)
 
     def _deliver(self, batch: Batch) -> None:
-        speaker = Assignment(worker=batch.worker, incarnation=batch.incarnation)
+        speaker = self._speaker_of(batch)
+        now = self._patient_now()
         for delta in batch.deltas:
             stream = self._streams.get(delta.request)
             if stream is not None:
-                stream.feed(delta, speaker)
+                stream.feed(delta, speaker, now)
+
+    def _speaker_of(self, batch: Batch) -> Assignment:
+        """Always the same object: streams compare it for every delta."""
+        source = (batch.worker, batch.incarnation)
+        found = self._speakers.get(source)
+        if found is None:
+            found = self._speakers[source] = Assignment(worker=batch.worker, incarnation=batch.incarnation)
+        return found
+
+    def _patient_now(self) -> float | None:
+        """The loop's time, if tokens may wait for others."""
+        if len(self._streams) < MANY_STREAMS:
+            return None
+        self._look_later()
+        return asyncio.get_running_loop().time()
+
+    def _look_later(self) -> None:
+        """At tokens that have waited for too long."""
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(PATIENCE_S, self._hand_on_late)
+
+    def _hand_on_late(self) -> None:
+        self._look = None
+        held_before = asyncio.get_running_loop().time() - PATIENCE_S
+        waiting = [stream.hand_on(held_before) for stream in self._streams.values()]
+        if any(waiting):
+            self._look_later()
 
     async def _refill(self, source: tuple[str, str], last: int, until: int) -> None:
         """Deliver the batches last+1 .. until of one worker from the replay stream."""

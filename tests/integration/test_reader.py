@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app import keys
-from app.messages import Assignment, Batch
+from app.messages import Assignment, Batch, Delta
 from app.redis import connect
+from app.streaming import reader as reader_module
 from tests.integration.streams import (
     API,
     delta,
@@ -216,3 +217,33 @@ async def check_pattern(url: str, published: list[list[int]], random: Any) -> No
         lost = sum(0 in times for times in published)
         assert (reader.gaps > 0) == (lost > 0)
     await redis.aclose()
+
+
+async def test_a_token_that_waits_for_another_is_handed_on_all_the_same(
+    redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "MANY_STREAMS", 1)
+    async with reading(redis) as reader:
+        stream = opened(reader, "a")
+        tokens = writer_of(redis)
+        for seq in range(3):
+            tokens.put(API, delta("a", seq))
+            await tokens.drain(5)
+        got: list[Delta] = []
+        async with asyncio.timeout(20):
+            while len(got) < 3:
+                got += await stream.get()
+        assert sequence(got) == [0, 1, 2]
+
+
+async def test_of_many_streams_each_is_whole(redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "MANY_STREAMS", 3)
+    async with reading(redis) as reader:
+        streams = {name: opened(reader, name) for name in "abcde"}
+        reads = [asyncio.create_task(whole(stream)) for stream in streams.values()]
+        tokens = writer_of(redis)
+        for seq in range(8):
+            for name in streams:
+                tokens.put(API, last(name, seq) if seq == 7 else delta(name, seq))
+            await tokens.drain(5)
+        assert [sequence(deltas) for deltas in await asyncio.gather(*reads)] == [list(range(8))] * 5

@@ -143,6 +143,18 @@ async def _no_subscriber(redis: Any) -> bool:
     return bool(await redis.pubsub_numsub("channel") == [(b"channel", 0)])
 
 
+async def test_messages_are_not_written_out_for_the_log(redis: Any, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[bytes | None] = []
+    with caplog.at_level(logging.DEBUG, "push_response"):
+        task = asyncio.create_task(collect(redis, "channel", seen))
+        await until(lambda: seen == [None], "the subscription")
+        await redis.publish("channel", "hello")
+        await until(lambda: seen == [None, b"hello"], "the message")
+    assert not [one for one in caplog.records if "hello" in one.getMessage()]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_subscription_ends_when_its_server_does(server: RedisServer) -> None:
     async with client_of(server.url, 1.0) as client:
         seen: list[bytes | None] = []

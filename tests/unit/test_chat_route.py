@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from api import errors, generation, inline_media, metrics
-from api.generation import Frames
+from api.event_stream import Frames
 from api.middleware import RequestId
 from api.routes import chat
 from app.errors import MediaExpired, NoWorker, TrivetError

@@ -8,7 +8,7 @@ import pytest
 from fastapi import Request
 
 from api import disconnect
-from api.disconnect import ClientGone
+from api.disconnect import ClientGone, WhileConnected
 
 
 class Client:
@@ -113,3 +113,91 @@ async def test_a_disconnect_seen_here_is_seen_again_later() -> None:
     assert await asyncio.wait_for(serving, 5) == "answer"
     client.leave()
     assert (await asyncio.wait_for(client.request.receive(), 5))["type"] == "http.disconnect"
+
+
+async def attended(client: Client, work: Coroutine[Any, Any, str]) -> str | None:
+    async with WhileConnected(client.request.receive):
+        return await work
+    return None
+
+
+async def gone_too() -> None:
+    """What was only cancelled takes a moment."""
+    await asyncio.sleep(0)
+    await settled()
+
+
+async def test_while_the_client_is_there_the_work_goes_on() -> None:
+    client, work = Client(), Work()
+    serving = asyncio.create_task(attended(client, work()))
+    await asyncio.sleep(0.01)
+    client.messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+    await asyncio.sleep(0.01)
+    work.end.set_result("answer")
+    assert await asyncio.wait_for(serving, 5) == "answer"
+    await gone_too()
+
+
+async def test_when_the_client_leaves_the_work_is_cancelled_and_that_is_all() -> None:
+    client, work = Client(), Work()
+    serving = asyncio.create_task(attended(client, work()))
+    await asyncio.sleep(0.01)
+    client.leave()
+    assert await asyncio.wait_for(serving, 5) is None
+    assert work.cancelled and not serving.cancelling()
+    await gone_too()
+
+
+async def test_a_client_that_has_left_before() -> None:
+    client, work = Client(), Work()
+    client.leave()
+    assert await asyncio.wait_for(attended(client, work()), 5) is None
+    await gone_too()
+
+
+async def test_who_leaves_as_the_work_ends_cancels_nothing_after_it() -> None:
+    client, work = Client(), Work()
+    work.end.set_result("answer")
+    serving = asyncio.create_task(attended(client, work()))
+    await asyncio.sleep(0)
+    client.leave()
+    assert await asyncio.wait_for(serving, 5) in ("answer", None)
+    await gone_too()
+
+
+async def test_an_error_of_the_work_is_one_although_the_client_left() -> None:
+    async def work() -> str:
+        try:
+            return await asyncio.Future()
+        finally:
+            raise ValueError("broken")
+
+    client = Client()
+    serving = asyncio.create_task(attended(client, work()))
+    await asyncio.sleep(0.01)
+    client.leave()
+    with pytest.raises(ValueError, match="broken"):
+        await asyncio.wait_for(serving, 5)
+    assert not serving.cancelling()
+
+
+async def test_somebody_elses_cancellation_comes_through() -> None:
+    for leaves in (False, True):
+        client, work = Client(), Work()
+        serving = asyncio.create_task(attended(client, work()))
+        await asyncio.sleep(0.01)
+        if leaves:
+            client.leave()
+            await asyncio.sleep(0)
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(serving, 5)
+        assert work.cancelled
+
+
+async def test_a_channel_that_fails_is_a_client_that_left() -> None:
+    async def receive() -> Any:
+        raise OSError("broken")
+
+    async with WhileConnected(receive):
+        await asyncio.sleep(60)

@@ -12,6 +12,7 @@ from api import generation
 from api.admission import Ticket
 from api.context import RequestContext
 from api.ending import to_the_end
+from api.event_stream import Stream
 from app.errors import DeadlineExceeded
 
 
@@ -60,8 +61,9 @@ async def test_what_fails_in_time_fails_as_it_does() -> None:
         await generation._within(time.time() + 60, work())
 
 
-async def test_a_client_that_leaves_a_stream_leaves_nothing_behind() -> None:
-    """Under Starlette's own cancel scope, which cancels at every await of the clean-up too."""
+@pytest.mark.parametrize("starlettes", [True, False])
+async def test_a_client_that_leaves_a_stream_leaves_nothing_behind(starlettes: bool) -> None:
+    """Under Starlette's own cancel scope too, which cancels at every await of the clean-up."""
     services: Any = SimpleNamespace(settings=SimpleNamespace(api=SimpleNamespace(max_in_flight=9)), in_flight=0)
     ticket, asked, closed = Ticket(services), RequestContext("r", 2e9), asyncio.Event()
 
@@ -93,7 +95,8 @@ async def test_a_client_that_leaves_a_stream_leaves_nothing_behind() -> None:
             gone.set()
 
     stream = generation._stream("data: {}\n\n", frames(), asked, ticket, generation.Generation())
-    response = StreamingResponse(stream)
+    begun: asyncio.Task[Any] = asyncio.create_task(asyncio.sleep(0))
+    response = StreamingResponse(stream) if starlettes else Stream(stream, begun, asked, ticket)
     scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}}
     await asyncio.wait_for(response(scope, receive, send), 5)  # type: ignore[arg-type]
     await asyncio.wait_for(closed.wait(), 5)

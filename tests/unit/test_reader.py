@@ -135,3 +135,76 @@ async def test_whoever_speaks_is_whom_it_depends_on() -> None:
     assert one.workers == {WORKER}
     one.feed(delta(1, attempt=1), OTHER)
     assert one.workers == {OTHER}, "what a prefill worker has to say comes before the answer"
+
+
+async def begun() -> tuple[RequestStream, asyncio.Task[list[Delta]]]:
+    """A stream whose answer has begun, and a reader that waits for more of it."""
+    one = stream()
+    one.feed(delta(0), WORKER, 0.0)
+    assert await got(one) == [delta(0)], "the first token waits for nobody"
+    reading = asyncio.create_task(got(one))
+    assert await is_waiting(reading)
+    return one, reading
+
+
+async def is_waiting(reading: asyncio.Task[list[Delta]]) -> bool:
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return not reading.done()
+
+
+async def test_where_streams_are_many_a_token_waits_for_the_next() -> None:
+    one, reading = await begun()
+    one.feed(delta(1), WORKER, 1.0)
+    assert await is_waiting(reading)
+    one.feed(delta(2), WORKER, 1.1)
+    assert await reading == [delta(1), delta(2)]
+    assert not one.hand_on(9.0), "nothing waits any more"
+
+
+async def test_what_is_handed_on_before_the_first_token_does_not_make_it_wait() -> None:
+    one = stream()
+    one.feed(Delta(request="r", seq=0), WORKER, 0.0)
+    await got(one)
+    reading = asyncio.create_task(got(one))
+    assert await is_waiting(reading)
+    one.feed(delta(1), WORKER, 0.1)
+    assert await reading == [delta(1)]
+
+
+@pytest.mark.parametrize("end", [{"finish_reason": "stop"}, {"error": LOST}])
+async def test_the_end_does_not_wait(end: dict[str, Any]) -> None:
+    one, reading = await begun()
+    one.feed(delta(1, **end), WORKER, 1.0)
+    assert await reading == [delta(1, **end)]
+    one.feed(delta(2), WORKER, 1.1)
+    await nothing(one)
+
+
+async def test_a_failure_from_outside_takes_along_what_waits() -> None:
+    one, reading = await begun()
+    one.feed(delta(1), WORKER, 1.0)
+    one.fail(LOST)
+    first, last = await reading
+    assert first == delta(1) and last.error == LOST
+
+
+async def test_a_token_does_not_wait_for_long() -> None:
+    one, reading = await begun()
+    one.feed(delta(1), WORKER, 1.0)
+    assert one.hand_on(0.9) and await is_waiting(reading)
+    assert not one.hand_on(1.0)
+    assert await reading == [delta(1)]
+
+
+async def test_a_reader_that_comes_takes_what_waits_and_is_not_woken_for_it() -> None:
+    one = stream()
+    one.feed(delta(0), WORKER, 0.0)
+    await got(one)
+    one.feed(delta(1), WORKER, 1.0)
+    assert await got(one) == [delta(1)]
+    reading = asyncio.create_task(got(one))
+    assert await is_waiting(reading)
+    assert not one.hand_on(9.0) and await is_waiting(reading)
+    one.feed(delta(2, finish_reason="stop"), WORKER)
+    await reading

@@ -4,14 +4,16 @@ import asyncio
 import base64
 import json
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from celery import Celery
 from celery.utils.time import maybe_iso8601
 from celery.worker.request import Request
 from kombu.transport.redis import Channel
-from redis.exceptions import ConnectionError
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError, ResponseError
 
 from app.errors import BrokerUnavailable
 from app.messages import Assignment, DecodeTask, Plan, Prompt
@@ -99,35 +101,48 @@ def test_parameters_with_numbers_as_names_survive() -> None:
     assert kwargs["message"]["params"]["logit_bias"] == {"5": -1.5}
 
 
-class Pipeline:
+class Connection:
     def __init__(self, redis: "Redis") -> None:
+        self.retry = Retry(NoBackoff(), 0)
         self._redis = redis
-        self.pushed: list[str] = []
+        self._pushed: list[str] = []
 
-    def execute_command(self, command: str, queue: str, _: bytes) -> None:
-        assert command == "LPUSH"
-        self.pushed.append(queue)
+    def pack_commands(self, commands: list[tuple[str, str, bytes]]) -> list[str]:
+        assert {name for name, _, _ in commands} == {"LPUSH"}
+        return [queue for _, queue, _ in commands]
 
-    async def execute(self, raise_on_error: bool) -> list[Any]:
-        assert not raise_on_error
+    async def send_packed_command(self, packed: list[str]) -> None:
         await self._redis.gate.wait()
-        self._redis.round_trips.append(len(self.pushed))
+        self._redis.round_trips.append(len(packed))
         if self._redis.error is not None:
             raise self._redis.error
-        return [ConnectionError("no") if queue == "bad" else 1 for queue in self.pushed]
+        self._pushed += packed
+
+    async def read_response(self) -> int:
+        if self._pushed.pop(0) == "bad":
+            raise ResponseError("no")
+        return 1
+
+    async def disconnect(self, error: Exception) -> None:
+        assert error is self._redis.error
 
 
 class Redis:
-    """Counts round trips; answers once the gate is open."""
+    """Counts round trips; answers once the gate is open. Its own pool of one connection."""
+
+    response_callbacks: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, error: Exception | None = None) -> None:
         self.gate = asyncio.Event()
         self.error = error
         self.round_trips: list[int] = []
+        self.connection_pool = self
 
-    def pipeline(self, transaction: bool) -> Pipeline:
-        assert not transaction
-        return Pipeline(self)
+    async def get_connection(self) -> Connection:
+        return Connection(self)
+
+    async def ensure_connection(self, _connection: Connection) -> None:
+        """It is always there."""
 
 
 async def sent_through(redis: Redis, queues: list[str]) -> list[BaseException | None]:
