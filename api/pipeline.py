@@ -124,7 +124,7 @@ class Pipeline:
                 done = bool(deltas) and deltas[-1].final
                 if not answered and deltas and deltas[-1].answers:
                     answered = True
-                    self._answering(job, plan, stream)
+                    self._answering(job, plan, stream, done)
                 if deltas:
                     yield deltas
                 if failure is not None:
@@ -229,10 +229,12 @@ class Pipeline:
 
         await _insist(fail, f"what was placed on {gone.worker} is not known, and ends with its deadline")
 
-    def _answering(self, job: Job, plan: Plan, stream: RequestStream) -> None:
-        """The first token is here: who decodes is known, and what was to prefill is done."""
+    def _answering(self, job: Job, plan: Plan, stream: RequestStream, done: bool) -> None:
+        """The first token is here: who decodes is known, and what was to prefill is done. With the last one here, too,
+        its place is given back as a whole."""
         if plan.aggregated:
-            self._spawn(self._note_prefilled(job))
+            if not done:
+                self._spawn(self._note_prefilled(job))
         elif job.on_plan is not None:
             (decoder,) = stream.workers
             job.on_plan(plan.model_copy(update={"decode": decoder}))
