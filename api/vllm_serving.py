@@ -118,9 +118,15 @@ class Serving:
 
     def embedding_request(self, body: dict[str, Any], request_id: str) -> Any:
         from vllm.entrypoints.pooling.embed.protocol import EmbeddingChatRequest, EmbeddingCompletionRequest
+        from vllm.exceptions import VLLMValidationError
 
         model = EmbeddingChatRequest if "messages" in body else EmbeddingCompletionRequest
-        return self._request(model, {**body, "request_id": request_id}, Does.EMBED)
+        request = self._request(model, {**body, "request_id": request_id}, Does.EMBED)
+        try:
+            request.to_pooling_params().verify(self.client.model_config)
+        except VLLMValidationError as error:
+            raise InvalidRequest(str(error.args[0])[:500], param="dimensions") from error
+        return request
 
     async def embed(self, request: Any) -> Any:
         """Starlette's response with an EmbeddingResponse, or with bytes for the formats that are not JSON."""
@@ -236,6 +242,7 @@ def config_of(settings: Settings) -> Any:
 
     args = vllm_args.parse(settings.model, vllm_args.split(settings.engine.args))
     args.mm_processor_cache_gb = 0
+    args.served_model_name = settings.served_name  # as errors that clients see call it
     args.reasoning_parser = vllm_reasoning.of(settings.api.reasoning_parser, args)
     model_config = args.create_model_config()
     # Nothing is computed here, so no kernel has to support the quantization.

@@ -159,8 +159,8 @@ async def test_an_input_may_fill_the_context(embedding: Surface, workers: Worker
         ({"input": ["hi", ""]}, None),
         ({"input": ["hi", 5]}, "input"),
         ({"input": [[5], []]}, None),
-        ({"input": "hi", "dimensions": 33}, None),
-        ({"input": "hi", "dimensions": 0}, None),
+        ({"input": "hi", "dimensions": 33}, "dimensions"),
+        ({"input": "hi", "dimensions": 0}, "dimensions"),
         ({"input": "hi", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "hi", "normalize": False}, "normalize"),
         ({"input": "hi", "truncate_prompt_tokens": CONTEXT + 1}, None),
@@ -172,6 +172,7 @@ async def test_what_is_refused(embedding: Surface, workers: Workers, body: dict[
     error = found.json()["error"]
     assert found.status_code == 400, found.text
     assert param is None or (error["param"] or "").startswith(param), error
+    assert error["message"] and "/" not in error["message"], "no path of this host"
     assert workers.here == 0
 
 
