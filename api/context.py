@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from api.timings import Timings
 
 log = logging.getLogger(__name__)
+
+#: Inputs of one request for embeddings that are with the workers at a time; its others wait.
+INPUTS_AT_ONCE = 128
 
 
 class NamedAdapter(NamedTuple):
@@ -32,7 +36,7 @@ class RequestContext:
 
     `media_tokens` is filled with the first output: how many tokens a medium takes, only the worker knows. `session` and
     `priority` are for the router, which answers with `decisions`, one for each choice and migration. `timings` are
-    there if the client asks for them.
+    there if the client asks for them. `inputs` is the turn of each input of a request that has many.
     """
 
     request_id: str
@@ -46,6 +50,7 @@ class RequestContext:
     media_tokens: dict[str, int] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     on_close: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    inputs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(INPUTS_AT_ONCE))
 
     def decided(self, decision: Decision) -> None:
         """The request, or one choice of its answer, has its place."""

@@ -68,7 +68,7 @@ class Generation:
     error_head: ClassVar[str] = 'data: {"error"'
 
     async def run(self, services: Services, body: dict[str, Any], request_id: str) -> Any:
-        """An async generator of frames, or what `whole` takes, or Detached."""
+        """An async generator of frames, or what `whole` takes, or a Response, or Detached."""
         raise NotImplementedError
 
     async def admit(self, services: Services, body: Body, asked: RequestContext) -> Admission:
@@ -180,7 +180,7 @@ async def _come(asked: RequestContext, media: Coroutine[Any, Any, T]) -> T:
 
 async def _answered(services: Services, asked: RequestContext, body: dict[str, Any], generation: Generation) -> Begun:
     found = await _within(asked.deadline, generation.run(services, body, asked.request_id))
-    if isinstance(found, Detached):
+    if isinstance(found, Detached | Response):
         return found
     if not isinstance(found, AsyncGenerator):
         return Response(generation.whole(found), media_type="application/json")

@@ -12,6 +12,7 @@ from api import errors, garbage, malloc, middleware, openapi_security, processes
 from api.routes import (
     chat,
     completions,
+    embeddings,
     health,
     loras,
     messages,
@@ -61,7 +62,8 @@ def create() -> FastAPI:
     if middleware.install(made, chosen.api):
         openapi_security.describe(made, chosen.api.open_metrics)
     errors.install(made)
-    for part in (chat, completions, responses, stored_responses, messages, models, loras, tokenize, health, metrics):
+    of_models = (chat, completions, responses, stored_responses, messages, embeddings, tokenize)
+    for part in (*of_models, models, loras, health, metrics):
         made.include_router(part.router)
     if chosen.api.explain_routing:
         made.include_router(routing.router)

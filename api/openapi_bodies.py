@@ -11,6 +11,14 @@ NUMBER = {"type": "number"}
 FLAG = {"type": "boolean"}
 COUNT = {"type": "integer", "minimum": 1}
 TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+INPUTS = {
+    "oneOf": [
+        TEXT,
+        {"type": "array", "items": TEXT, "minItems": 1},
+        TOKENS,
+        {"type": "array", "items": TOKENS, "minItems": 1},
+    ]
+}
 OBJECT = {"type": "object"}
 OBJECTS = {"type": "array", "items": OBJECT}
 PARTS = {"oneOf": [TEXT, OBJECTS]}

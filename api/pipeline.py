@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from api.migration import ELSEWHERE, migrating
 from app import cancellation, keys
-from app.celery import DECODE_TASK, ENCODE_TASK, PREFILL_TASK
+from app.celery import DECODE_TASK, EMBED_TASK, ENCODE_TASK, PREFILL_TASK
 from app.errors import (
     BrokerUnavailable,
     DeadlineExceeded,
@@ -22,12 +22,13 @@ from app.errors import (
     RemoteFailure,
     TrivetError,
     WorkerLost,
+    WrongEndpoint,
 )
 from app.fleet import FleetView
 from app.items.index import ItemIndex
-from app.messages import Assignment, DecodeTask, Delta, EncodeTask, Plan, PrefillTask, Prompt
+from app.messages import Assignment, DecodeTask, Delta, EmbedTask, EncodeTask, Plan, PrefillTask, Prompt
 from app.registry import Fleet
-from app.roles import Role
+from app.roles import Does, Role
 from app.routing import Ask, Decision, Explanation, Reservations, Router, View
 from app.routing.view import Views
 from app.sender import TaskSender
@@ -41,7 +42,8 @@ CLEAN_UP_FOR_S = 30.0
 
 @dataclass(frozen=True)
 class Job:
-    """A request to run. `params` is vLLM's SamplingParams as builtins; `deadline` is in unix seconds.
+    """A request to run. `params` is vLLM's SamplingParams as builtins (of an embedding those of `EmbedTask`);
+    `deadline` is in unix seconds.
 
     `session` names the talk that the request belongs to, `tenant` whose it is, and `adapter` is the id of the one to
     run with. `on_decision` hears where it goes. `lost` are workers that failed it, which the pipeline fills.
@@ -52,6 +54,7 @@ class Job:
     prompt: Prompt
     params: dict[str, Any]
     deadline: float
+    does: Does = Does.GENERATE
     priority: int = 0
     session: str = ""
     tenant: str = ""
@@ -121,7 +124,7 @@ class Pipeline:
                 done = bool(deltas) and deltas[-1].final
                 if not answered and deltas and deltas[-1].answers:
                     answered = True
-                    self._answering(job, plan, stream)
+                    self._answering(job, plan, stream, done)
                 if deltas:
                     yield deltas
                 if failure is not None:
@@ -157,14 +160,19 @@ class Pipeline:
 
     async def _left(self, job: Job) -> Fleet:
         """The workers that hold the job's adapter and have not failed it: they may still be registered. Those that
-        have, too, if it cannot do without. Raises AdapterMissing."""
+        have, too, if it cannot do without. Raises AdapterMissing, and WrongEndpoint where none of them does this."""
         media = bool(job.prompt.media)
-        fleet = await self._fleet.holding(job.adapter, lambda fleet: not fleet.missing(media))
+        everybody = await self._fleet.holding(job.adapter, lambda fleet: not fleet.missing(media))
+        fleet = everybody.doing(job.does)
+        if everybody.workers and not fleet.workers:
+            raise WrongEndpoint(f"the workers of {self._model} do not {job.does}; do all parts have the same settings?")
         left = fleet.without(job.lost)
         return fleet if left.missing(media) else left
 
     async def _view(self, job: Job) -> View:
-        """Trouble with the view of a prompt is none of the prompt's: then it goes by load."""
+        """Trouble with the view of a prompt is none of the prompt's: then it goes by load. What embeds always does."""
+        if job.does is Does.EMBED:
+            return View(tokens=len(job.prompt.token_ids))
         try:
             return await self._views.of(job.prompt, self._fleet.now, job.adapter)
         except TrivetError:
@@ -181,7 +189,7 @@ class Pipeline:
             items=tuple(dict.fromkeys(ref.identity for ref in job.prompt.media)),
             fingerprint=self._items.namespace,
             view=await self._view(job),
-            max_tokens=job.params.get("max_tokens") or 0,
+            max_tokens=1 if job.does is Does.EMBED else job.params.get("max_tokens") or 0,
             session=job.session,
             tenant=job.tenant,
             priority=job.priority,
@@ -221,10 +229,12 @@ class Pipeline:
 
         await _insist(fail, f"what was placed on {gone.worker} is not known, and ends with its deadline")
 
-    def _answering(self, job: Job, plan: Plan, stream: RequestStream) -> None:
-        """The first token is here: who decodes is known, and what was to prefill is done."""
+    def _answering(self, job: Job, plan: Plan, stream: RequestStream, done: bool) -> None:
+        """The first token is here: who decodes is known, and what was to prefill is done. With the last one here, too,
+        its place is given back as a whole."""
         if plan.aggregated:
-            self._spawn(self._note_prefilled(job))
+            if not done:
+                self._spawn(self._note_prefilled(job))
         elif job.on_plan is not None:
             (decoder,) = stream.workers
             job.on_plan(plan.model_copy(update={"decode": decoder}))
@@ -279,6 +289,8 @@ class Pipeline:
         }
         if plan.aggregated:
             queue = keys.worker_queue(Role.DECODE, plan.prefill.worker)
+            if job.does is Does.EMBED:
+                return self._sender.send(EMBED_TASK, EmbedTask(**common), queue, decision.step)
             return self._sender.send(DECODE_TASK, DecodeTask(**common), queue, decision.step)
         queue = keys.worker_queue(Role.PREFILL, plan.prefill.worker)
         return self._sender.send(PREFILL_TASK, PrefillTask(**common), queue, decision.step)

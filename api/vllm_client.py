@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from vllm.engine.protocol import EngineClient
-from vllm.exceptions import GenerationError
-from vllm.outputs import RequestOutput
+from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.pooling_params import PoolingParams
 from vllm.renderers.registry import renderer_from_config
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
@@ -22,21 +20,18 @@ from api import vllm_grammars, vllm_outputs, vllm_short_prompts
 from api.context import RequestContext, current
 from api.fanout import interleave
 from api.grammars import Known
+from api.iterated import Iterated
 from api.pipeline import Job, Pipeline
 from api.vllm_markers import Markers
+from api.vllm_outputs import PipelineError
+from api.vllm_vectors import Vector
+from app import vllm_model
 from app.errors import InvalidRequest, TrivetError
 from app.messages import Delta, MediaRef, Prompt, joined
+from app.roles import Does
 
 #: Where the engine input carries the references of a prompt's media.
 MEDIA = "trivet_media"
-
-
-class PipelineError(GenerationError):
-    """A TrivetError on its way through vLLM's serving code; the context keeps the original."""
-
-    def __init__(self, error: TrivetError) -> None:
-        super().__init__(error.message)
-        self.status_code = HTTPStatus(error.status)
 
 
 class PipelineClient(EngineClient):
@@ -47,6 +42,7 @@ class PipelineClient(EngineClient):
     def __init__(self, config: Any, pipeline: Pipeline, grammars: Known) -> None:
         self.vllm_config = config
         self.model_config = config.model_config
+        self.does = vllm_model.does(config.model_config)
         self.renderer = renderer_from_config(config)
         # The one place that would run the HF processor: here media stay references, and workers render.
         self.renderer._process_multimodal_async = _references
@@ -69,22 +65,12 @@ class PipelineClient(EngineClient):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Not a coroutine, so that the request's context is read while its route runs."""
         context = current()
-        if not prompt["prompt_token_ids"]:
-            raise InvalidRequest("the prompt is empty")
-        self._markers.check(prompt["prompt_token_ids"], prompt.get(MEDIA, []))
-        job = Job(
-            request_id=f"{request_id}.{secrets.token_hex(3)}",
-            prompt=prompt_of(prompt),
-            # Defaults are left out, but the stages read this one themselves.
-            params=msgspec.to_builtins(sampling_params) | {"max_tokens": sampling_params.max_tokens},
-            deadline=context.deadline,
-            priority=priority or context.priority,
-            session=context.session,
-            tenant=context.tenant,
-            adapter=context.adapter.id if context.adapter is not None else "",
+        # Defaults are left out, but the stages read this one themselves.
+        params = msgspec.to_builtins(sampling_params) | {"max_tokens": sampling_params.max_tokens}
+        job = replace(
+            self._job(context, prompt, params, request_id, priority),
             reasoning_ended=reasoning_ended,
             reasoning_parser_kwargs=reasoning_parser_kwargs,
-            on_decision=context.decided,
         )
         outputs = Outputs(
             self._pipeline, self._grammars, context, job, sampling_params, request_id, prompt.get("prompt")
@@ -92,8 +78,42 @@ class PipelineClient(EngineClient):
         context.on_close.append(outputs.aclose)
         return outputs  # type: ignore[return-value]  # vLLM only iterates over it
 
+    def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        request_id: str,
+        lora_request: Any = None,
+        trace_headers: Any = None,
+        priority: int = 0,
+        **_: Any,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """vLLM's name for what pooling models do. No coroutine either."""
+        context = current()
+        params = {"dimensions": pooling_params.dimensions, "use_activation": pooling_params.use_activation}
+        job = replace(self._job(context, prompt, params, request_id, priority), does=Does.EMBED)
+        vector = Vector(self._pipeline, context, job, request_id)
+        context.on_close.append(vector.aclose)
+        return vector  # type: ignore[return-value]
+
+    def _job(self, context: RequestContext, prompt: Any, params: dict[str, Any], request_id: str, priority: int) -> Job:
+        if not prompt["prompt_token_ids"]:
+            raise InvalidRequest("the prompt is empty")
+        self._markers.check(prompt["prompt_token_ids"], prompt.get(MEDIA, []))
+        return Job(
+            request_id=f"{request_id}.{secrets.token_hex(3)}",
+            prompt=prompt_of(prompt),
+            params=params,
+            deadline=context.deadline,
+            priority=priority or context.priority,
+            session=context.session,
+            tenant=context.tenant,
+            adapter=context.adapter.id if context.adapter is not None else "",
+            on_decision=context.decided,
+        )
+
     async def get_supported_tasks(self) -> tuple[Any, ...]:
-        return ("generate",)
+        return (str(self.does),)
 
     async def abort(self, request_id: Any) -> None:
         """vLLM closes the generator too, and that is what cancels."""
@@ -115,7 +135,7 @@ class PipelineClient(EngineClient):
         self.renderer.shutdown()
 
 
-class Outputs:
+class Outputs(Iterated[RequestOutput]):
     """What `generate` answers. vLLM iterates over RequestOutputs; the fast lane takes the deltas themselves.
 
     `text` is the rendered prompt, where vLLM has it.
@@ -131,6 +151,7 @@ class Outputs:
         request_id: str,
         text: str | None,
     ) -> None:
+        super().__init__()
         self.job = job
         self._pipeline = pipeline
         self._grammars = grammars
@@ -138,37 +159,12 @@ class Outputs:
         self._params = params
         self._request_id = request_id
         self._text = text
-        self._open: list[AsyncGenerator[Any, None]] = []
-        self._steps: AsyncGenerator[RequestOutput, None] | None = None
-        self._waiting: asyncio.Task[Any] | None = None
 
     def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """The only choice's deltas, as they come."""
         steps = self._stream(_choices(self.job, self._params)[0])
         self._open.append(steps)
         return steps
-
-    def __aiter__(self) -> Outputs:
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        if self._steps is None:
-            self._steps = self._outputs()
-            self._open.append(self._steps)
-        self._waiting = asyncio.current_task()
-        try:
-            return await anext(self._steps)
-        finally:
-            self._waiting = None
-
-    async def aclose(self) -> None:
-        """Stop the request, if it has not ended."""
-        if self._waiting is not None and self._waiting is not asyncio.current_task():
-            # One of several prompts: vLLM waits for each in a task of its own, and does not wait for its end.
-            self._waiting.cancel()
-            await asyncio.wait({self._waiting})
-        for one in reversed(self._open):
-            await one.aclose()
 
     def _stream(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         choose = self._tried if self._params.structured_outputs else self._pipeline.stream

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
+import numpy as np
+import torch
+from vllm.exceptions import GenerationError
 from vllm.logprobs import Logprob
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 
+from app.errors import TrivetError
 from app.messages import Delta, TokenLogprob
+
+
+class PipelineError(GenerationError):
+    """A TrivetError on its way through vLLM's serving code; the context keeps the original."""
+
+    def __init__(self, error: TrivetError) -> None:
+        super().__init__(error.message)
+        self.status_code = HTTPStatus(error.status)
 
 
 def completion(index: int, one: Delta) -> CompletionOutput:
@@ -39,3 +52,10 @@ def one_of(parts: list[RequestOutput]) -> RequestOutput:
     whole.outputs = [part.outputs[0] for part in parts]
     whole.finished = True
     return whole
+
+
+def pooled(request_id: str, token_ids: list[int], final: Delta) -> PoolingRequestOutput:
+    """Of a prompt with these tokens."""
+    assert final.vector is not None, "the answer of a task that embeds"
+    data = torch.from_numpy(np.frombuffer(final.vector, "<f4").copy())  # a tensor wants to be written to
+    return PoolingRequestOutput(request_id, PoolingOutput(data), token_ids, final.cached_tokens or 0, finished=True)

@@ -10,16 +10,18 @@ from api.grammars import Known
 from api.pipeline import Pipeline
 from app import torchvision_ops, vllm_args, vllm_reasoning
 from app.adapter_registry import Published
-from app.errors import Failure, InvalidRequest, ModelNotFound
+from app.errors import Failure, InvalidRequest, ModelNotFound, WrongEndpoint
 from app.messages import Prompt
+from app.roles import Does
 from app.settings import Settings
 
 
 class Serving:
     """vLLM's serving layer for one model. Building it loads tokenizer, template and processor, and takes seconds.
 
-    `*_request` methods make vLLM's request model of a body, and raise pydantic's ValidationError, InvalidRequest or
-    ModelNotFound. The others answer it, and raise rather than answer vLLM's ErrorResponse.
+    `does` says for which of the endpoints there is one. `*_request` methods make vLLM's request model of a body, and
+    raise pydantic's ValidationError, InvalidRequest, WrongEndpoint or ModelNotFound. The others answer it, and raise
+    rather than answer vLLM's ErrorResponse.
     """
 
     def __init__(self, settings: Settings, pipeline: Pipeline, grammars: Known) -> None:
@@ -28,26 +30,38 @@ class Serving:
         from vllm.renderers.online_renderer import OnlineRenderer
 
         from api.vllm_adapters import Models
-        from api.vllm_chat import Chat, Messages
         from api.vllm_client import PipelineClient
-        from api.vllm_completion import Completion
-        from api.vllm_responses import Responses
 
         self._name = settings.served_name
         self.client = PipelineClient(config, pipeline, grammars)
+        self.does = self.client.does
         self.models = Models(self.client, self._name, settings.model)
         template: dict[str, Any] = {"chat_template": None, "chat_template_content_format": "auto"}
-        parsers = vllm_parsers.chosen(settings.api, config, self.client.renderer.tokenizer)
+        parsers: dict[str, Any] = {}
+        if self.does is Does.GENERATE:
+            parsers = vllm_parsers.chosen(settings.api, config, self.client.renderer.tokenizer)
         renderer = OnlineRenderer(config.model_config, self.client.renderer, request_logger=None, **template, **parsers)
         renderer.warmup()
+        self._tokenization = ServingTokenization(self.models, renderer, **template)
+        if self.does is Does.GENERATE:
+            self._build_text(renderer, {**template, **parsers})
+        else:
+            from api.vllm_embeddings import Embeddings
+
+            self._embeddings = Embeddings(self.client, self.models)
+
+    def _build_text(self, renderer: Any, chat: dict[str, Any]) -> None:
+        from api.vllm_chat import Chat, Messages
+        from api.vllm_completion import Completion
+        from api.vllm_responses import Responses
+
         common: dict[str, Any] = {"online_renderer": renderer, "request_logger": None}
         common["enable_prompt_tokens_details"] = True
-        chat = {**common, **template, **parsers}
+        chat = {**common, **chat}
         self._chat = Chat(self.client, self.models, "assistant", **chat)
         self._messages = Messages(self.client, self.models, "assistant", **chat)
         self._responses = Responses(self.client, self.models, **chat)
         self._completion = Completion(self.client, self.models, **common)
-        self._tokenization = ServingTokenization(self.models, renderer, **template)
 
     @property
     def max_model_len(self) -> int:
@@ -102,16 +116,32 @@ class Serving:
     async def count_tokens(self, request: Any) -> Any:
         return _sound(await self._messages.prompt_tokens(request))
 
+    def embedding_request(self, body: dict[str, Any], request_id: str) -> Any:
+        from vllm.entrypoints.pooling.embed.protocol import EmbeddingChatRequest, EmbeddingCompletionRequest
+        from vllm.exceptions import VLLMValidationError
+
+        model = EmbeddingChatRequest if "messages" in body else EmbeddingCompletionRequest
+        request = self._request(model, {**body, "request_id": request_id}, Does.EMBED)
+        try:
+            request.to_pooling_params().verify(self.client.model_config)
+        except VLLMValidationError as error:
+            raise InvalidRequest(str(error.args[0])[:500], param="dimensions") from error
+        return request
+
+    async def embed(self, request: Any) -> Any:
+        """Starlette's response with an EmbeddingResponse, or with bytes for the formats that are not JSON."""
+        return await self._embeddings(request)
+
     async def tokenize(self, body: dict[str, Any]) -> Any:
         from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
 
         model = TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest
-        return _sound(await self._tokenization.create_tokenize(self._request(model, body), None))
+        return _sound(await self._tokenization.create_tokenize(self._request(model, body, None), None))
 
     async def detokenize(self, body: dict[str, Any]) -> Any:
         from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest
 
-        return _sound(await self._tokenization.create_detokenize(self._request(DetokenizeRequest, body), None))
+        return _sound(await self._tokenization.create_detokenize(self._request(DetokenizeRequest, body, None), None))
 
     async def list_models(self, adapters: list[Published]) -> Any:
         """A ModelList."""
@@ -120,9 +150,16 @@ class Serving:
     def shutdown(self) -> None:
         self.client.shutdown()
 
-    def _request(self, model: Any, body: dict[str, Any]) -> Any:
+    def check_does(self, does: Does | None) -> None:
+        """Raises WrongEndpoint. None is for what any model does."""
+        if does not in (None, self.does):
+            only = "makes embeddings: ask /v1/embeddings" if self.does is Does.EMBED else "does not make embeddings"
+            raise WrongEndpoint(f"the served model {self._name} {only}")
+
+    def _request(self, model: Any, body: dict[str, Any], does: Does | None = Does.GENERATE) -> Any:
         from vllm.exceptions import VLLMValidationError
 
+        self.check_does(does)
         try:
             request = model.model_validate(body)
         except VLLMValidationError as error:
@@ -217,6 +254,7 @@ def config_of(settings: Settings) -> Any:
 
     args = vllm_args.parse(settings.model, vllm_args.split(settings.engine.args))
     args.mm_processor_cache_gb = 0
+    args.served_model_name = settings.served_name  # as errors that clients see call it
     args.reasoning_parser = vllm_reasoning.of(settings.api.reasoning_parser, args)
     model_config = args.create_model_config()
     # Nothing is computed here, so no kernel has to support the quantization.

@@ -18,6 +18,7 @@ from app.roles import Role
 ENCODE_TASK = "encode"
 PREFILL_TASK = "prefill"
 DECODE_TASK = "decode"
+EMBED_TASK = "embed"
 
 
 def configuration(broker_url: str) -> dict[str, Any]:

@@ -111,6 +111,13 @@ class ModelNotFound(TrivetError):
     code = "model_not_found"
 
 
+class WrongEndpoint(TrivetError):
+    """The served model does something else than the endpoint is for. vLLM's server does not have the endpoint then."""
+
+    status = 404
+    code = "not_found"
+
+
 class AdminKeyNeeded(TrivetError):
     """What only an administrator may do was asked for without the key for it."""
 

@@ -180,7 +180,7 @@ class EncodeTask(Task):
 
 
 class StageTask(Task):
-    """What prefill and decode know of a request. `params` is vLLM's SamplingParams as builtins.
+    """What prefill and decode know of a request. `params` is vLLM's SamplingParams as builtins (but see EmbedTask).
 
     `session` and `tenant` are for whoever chooses the next worker, which is none of `avoid`: they failed the request
     before. `adapter` is the id of the one to run with, and "" the model itself. With `timings`, the stages measure:
@@ -223,6 +223,13 @@ class DecodeTask(StageTask):
         return self.deadline if self.kv is None else max(self.deadline, self.kv.expires_at)
 
 
+class EmbedTask(StageTask):
+    """Make one vector of the prompt, in one go on a worker that prefills and decodes: it lies in that one's decode
+    queue. `params` are vLLM's PoolingParams that a client may set: `dimensions` and `use_activation`."""
+
+    prompt: Prompt
+
+
 class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
     """[token id, log-probability, rank, text]: the sampled token first, then the most likely ones."""
 
@@ -239,7 +246,8 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     has a `finish_reason` or an `error`, and what was `measured` (see StageTask). With the first one come
     `prompt_token_ids`, when rendering changed the prompt, `cached_tokens`, which a prefix cache had, and
     `created_cache_tokens`, which one has now. A first one without tokens is a prefill worker's, with what was asked
-    about the prompt.
+    about the prompt. An embedding is one delta, the last one, with the `vector`: 32-bit floats, little-endian; in JSON
+    they are base64.
     """
 
     request: str
@@ -254,6 +262,7 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     cached_tokens: int | None = None
     created_cache_tokens: int | None = None
     measured: dict[str, float] | None = None
+    vector: bytes | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: Failure | None = None
@@ -284,6 +293,7 @@ def joined(deltas: list[Delta]) -> Delta:
         cached_tokens=first.cached_tokens,
         created_cache_tokens=first.created_cache_tokens,
         measured=last.measured,
+        vector=last.vector,
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         error=last.error,

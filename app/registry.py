@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from app import keys
 from app.messages import Assignment, Modality
-from app.roles import KVRole, Role, kv_role
+from app.roles import Does, KVRole, Role, kv_role
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +41,11 @@ class EngineState(BaseModel):
 class WorkerRecord(BaseModel):
     """A registered worker. `incarnation` changes with every start; times are unix seconds.
 
-    `fingerprint` names the model and its processor settings: workers share items only with their equals.
-    `spliceable` says that prompts of this model can be put together from item records, and `placeholders` what then
-    stands for an item of each modality in a prompt that is not expanded, in token ids. `adapters` are the ids of those
-    that it holds, and `adapters_failed` says why it does not hold others that it should.
+    `does` is what its model makes of prompts. `fingerprint` names the model and its processor settings: workers share
+    items only with their equals. `spliceable` says that prompts of this model can be put together from item records,
+    and `placeholders` what then stands for an item of each modality in a prompt that is not expanded, in token ids.
+    `adapters` are the ids of those that it holds, and `adapters_failed` says why it does not hold others that it
+    should.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -53,6 +54,7 @@ class WorkerRecord(BaseModel):
     incarnation: str
     roles: frozenset[Role]
     model: str
+    does: Does = Does.GENERATE
     multimodal: bool
     pid: int
     host: str
@@ -146,6 +148,10 @@ class Fleet:
 
     def without(self, lost: Collection[Assignment]) -> Fleet:
         return Fleet(tuple(w for w in self.workers if w.assignment not in lost)) if lost else self
+
+    def doing(self, does: Does) -> Fleet:
+        """Those whose model does this."""
+        return Fleet(tuple(w for w in self.workers if w.does is does))
 
     def holding(self, adapter: str) -> Fleet:
         """Without those that could run a stage of a request for this adapter (an id, or "") and do not hold it."""

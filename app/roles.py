@@ -1,4 +1,4 @@
-"""Roles of a worker, and the topologies, which are nothing but sets of roles."""
+"""Roles of a worker, the topologies, which are nothing but sets of roles, and what a model does."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ class Role(StrEnum):
     ENCODE = "encode"
     PREFILL = "prefill"
     DECODE = "decode"
+
+
+class Does(StrEnum):
+    """What a model makes of a prompt: text, or one vector (vLLM's pooling task `embed`)."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
 
 
 ALL = frozenset(Role)

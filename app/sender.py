@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from app import keys
 from app.errors import BrokerUnavailable
-from app.messages import DecodeTask, EncodeTask, PrefillTask, Task
+from app.messages import DecodeTask, EmbedTask, EncodeTask, PrefillTask, Task
 from app.tick import Tick
 
 ORIGIN = f"trivet-{os.getpid()}@{socket.gethostname()}"
@@ -73,6 +73,8 @@ def summary(message: Task) -> str:
     if isinstance(message, PrefillTask | DecodeTask):
         limit = message.params.get("max_tokens")
         return f"{about} prompt={len(message.prompt.token_ids)} tokens max={limit}"
+    if isinstance(message, EmbedTask):
+        return f"{about} prompt={len(message.prompt.token_ids)} tokens"
     return about
 
 

@@ -166,6 +166,8 @@ class ApiSettings(Section):
     none. The same for all API processes."""
     response_store_max_kb: int = Field(1024, ge=1)
     """Largest response that is stored, with the whole conversation before it, in KB of JSON."""
+    max_embedding_inputs: int = Field(2048, ge=1)
+    """Most inputs in one request to `/v1/embeddings`; more get 400. Each is a request of its own to the workers."""
 
     @field_validator("api_keys", "cors_origins", mode="before")
     @classmethod
@@ -383,7 +385,7 @@ class RoutingSettings(Section):
 
 class StreamSettings(Section):
     replay_batches: int = Field(2000, ge=10)
-    """Token batches kept for each API process to refill gaps from."""
+    """Token batches kept for each API process to refill gaps from; those with embeddings up to about 32 MB."""
     max_prompt_logprobs: int = Field(100_000, ge=1)
     """Most log-probabilities of prompt tokens in one answer, prompt tokens times (`prompt_logprobs` + 1); more get 400.
     They travel in one message, of about 40 bytes each."""

@@ -6,6 +6,9 @@ import logging
 import re
 from typing import Any
 
+from app import vllm_model
+from app.roles import Does
+
 log = logging.getLogger(__name__)
 
 #: The setting's word for no parser, whatever the model is.
@@ -19,7 +22,7 @@ BEGUN = re.compile(r"(assistant(\\n|\n)|<｜Assistant｜>)<think>")
 def of(named: str | None, args: Any) -> str:
     """The parser that the setting names, or vLLM's own flag in `args`, or the one that the model tells; "" for none.
 
-    vLLM itself finds that of gpt-oss.
+    vLLM itself finds that of gpt-oss. A model that makes embeddings writes nothing, whatever its template has in it.
     """
     if named is not None:
         return "" if named == NONE else named
@@ -28,6 +31,8 @@ def of(named: str | None, args: Any) -> str:
     from vllm.tokenizers import cached_tokenizer_from_config
 
     config = args.create_model_config()
+    if vllm_model.does(config) is Does.EMBED:
+        return ""
     template = None if config.skip_tokenizer_init else cached_tokenizer_from_config(config).chat_template
     found = of_model(config.hf_config.model_type, template) if isinstance(template, str) else None
     if found is not None:

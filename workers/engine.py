@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from app.errors import EncodeFailed, EngineFailed, InvalidRequest, WorkerLost
-from app.messages import StageTask
+from app.messages import EmbedTask, StageTask
 from app.registry import EngineState
 from app.settings import Settings
 from workers import engine_args, prompt_logprobs
@@ -172,12 +172,24 @@ class Engine:
         tokens, vocabulary = len(engine_input["prompt_token_ids"]), self._config.model_config.get_vocab_size()
         prompt_logprobs.check(params.prompt_logprobs, tokens, vocabulary, self._max_prompt_logprobs)
 
-    async def _generate(
-        self, engine_input: Any, params: Any, name: str, task: StageTask, rank: int
-    ) -> AsyncIterator[Any]:
-        from vllm.exceptions import VLLMClientError
-        from vllm.v1.engine.exceptions import EngineDeadError
+    async def embeds(self) -> bool:
+        """Whether it makes embeddings: of pooling models some classify or rank instead."""
+        return "embed" in await self._llm.get_supported_tasks()
 
+    async def embed(self, engine_input: Any, task: EmbedTask) -> Any:
+        """vLLM's PoolingRequestOutput, with the prompt's vector."""
+        from vllm import PoolingParams
+
+        params = PoolingParams(task="embed", **task.params)
+        adapter = self.loras.request(task.adapter)
+        final: Any = None
+        async for output in _explained(
+            self._llm.encode(engine_input, params, task.request_id, lora_request=adapter, priority=task.priority)
+        ):
+            final = output
+        return final
+
+    def _generate(self, engine_input: Any, params: Any, name: str, task: StageTask, rank: int) -> AsyncIterator[Any]:
         # Always: with one of a client's, blocks would count as held twice and never as gone.
         mode = "full" if self.reporting() else "incremental"
         params.extra_args = {**(params.extra_args or {}), REPORT: mode}
@@ -191,15 +203,7 @@ class Engine:
             reasoning_ended=task.reasoning_ended,
             reasoning_parser_kwargs=task.reasoning_parser_kwargs,
         )
-        try:
-            async for output in outputs:
-                yield output
-        except EngineDeadError as error:
-            raise WorkerLost("the worker's engine died") from error
-        except (VLLMClientError, ValueError) as error:
-            raise InvalidRequest(clean(error)) from error
-        finally:
-            await outputs.aclose()
+        return _explained(outputs)
 
     async def reject(self, request_id: str, kv: dict[str, Any]) -> None:
         """Tell the prefill engine that nobody will read these blocks, so that it frees them before their lease ends."""
@@ -207,6 +211,22 @@ class Engine:
 
     def shutdown(self) -> None:
         self._llm.shutdown(timeout=1)
+
+
+async def _explained(outputs: Any) -> AsyncIterator[Any]:
+    """The engine's outputs, and its errors as ours."""
+    from vllm.exceptions import VLLMClientError
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    try:
+        async for output in outputs:
+            yield output
+    except EngineDeadError as error:
+        raise WorkerLost("the worker's engine died") from error
+    except (VLLMClientError, ValueError) as error:
+        raise InvalidRequest(clean(error)) from error
+    finally:
+        await outputs.aclose()
 
 
 def _steps_of(kind: Any) -> Any:

@@ -80,6 +80,15 @@ def flags(settings: Settings) -> list[str]:
     return [flag for part in parts for flag in vllm_args.split(part)]
 
 
+def parsed(settings: Settings) -> Any:
+    """The flags alone, as vLLM's AsyncEngineArgs. Raises SettingsError when one is not vLLM's."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        prepare_cpu(settings)
+    return vllm_args.parse(settings.model, flags(settings))
+
+
 def build(settings: Settings, embeddings: Path | None, sockets: Path | None = None) -> Any:
     """vLLM's AsyncEngineArgs. `embeddings` is the folder of the worker's embedding store, if it has one, and `sockets`
     the one that KV events are published in, if they are.
@@ -88,9 +97,7 @@ def build(settings: Settings, embeddings: Path | None, sockets: Path | None = No
     """
     from vllm.platforms import current_platform
 
-    if current_platform.is_cpu():
-        prepare_cpu(settings)
-    args = vllm_args.parse(settings.model, flags(settings))
+    args = parsed(settings)
     _refuse_lora_flags(args)
     if settings.roles == {Role.ENCODE}:
         args.enable_lora = False  # no language model is loaded here

@@ -21,12 +21,12 @@ from app.fleet import FleetView
 from app.messages import Assignment, StageTask, Task
 from app.redis import connect, redacted, refuse_unsafe_broker, wait_until_up
 from app.registry import Registry, WorkerRecord
-from app.roles import Role
+from app.roles import Does, Role
 from app.routing import RedisRouter, Reservations, Router
 from app.sender import TaskSender
 from app.settings import Settings
 from app.streaming import TokenWriter
-from workers import metrics
+from workers import metrics, model_kind
 from workers.adapters import Adapters
 from workers.engine import Engine
 from workers.items.ready import Prompts, TextPrompts
@@ -55,6 +55,7 @@ ITEMS_S = 4.0
 class Host:
     """Everything that the stages of this process share. Made by `start`, on the loop that runs them."""
 
+    does: Does = Does.GENERATE
     engine: Engine
     fleet: FleetView
     budget: KVBudget
@@ -155,12 +156,15 @@ class Host:
         from workers.items import service
         from workers.items.memory import EmbeddingMemory
 
-        if kv_events.wanted(self.settings):
+        self.does = model_kind.of(self.settings)
+        model_kind.check(self.settings, self.does)
+        if self.does is Does.GENERATE and kv_events.wanted(self.settings):
             self.kv_events = KVEvents(self.settings, self.id, self.cache)
         if not service.wanted(self.settings):
             self.engine = Engine(self.settings, None, self._sockets)
             self.prompts = TextPrompts(self.engine.renderer)
             work = await self._watch_fleet()
+            await self._refuse_other_pooling()
         else:
             work = await self._load_with_items(EmbeddingMemory(self.settings, self.id))
         if self.kv_events is not None:
@@ -168,6 +172,10 @@ class Host:
             work += self.kv_events.start(self.engine.kv_event_sources, self.engine.event_block_size)
         self.budget = KVBudget(self._kv_tokens_to_share(), self.engine.block_size)
         return work
+
+    async def _refuse_other_pooling(self) -> None:
+        if self.does is Does.EMBED and not await self.engine.embeds():
+            raise MisconfiguredWorker("the model classifies or ranks; of pooling models those are served that embed")
 
     async def _load_with_items(self, memory: EmbeddingMemory) -> list[Coroutine[Any, Any, None]]:
         from workers.items import service
@@ -216,6 +224,7 @@ class Host:
             incarnation=self.incarnation,
             roles=self.settings.roles,
             model=self.settings.served_name,
+            does=self.does,
             multimodal=self.settings.enable_multimodal,
             pid=os.getpid(),
             host=socket.gethostname(),

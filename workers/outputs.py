@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from app.errors import EngineFailed
 from app.messages import Delta, TokenLogprob
 
@@ -47,6 +49,23 @@ def of_prompt(prefilled: Prefilled, request_id: str, attempt: int) -> Delta:
         prompt_logprobs=_prompt_logprobs(prefilled.prompt_logprobs),
         cached_tokens=prefilled.cached_tokens,
         created_cache_tokens=prefilled.created_cache_tokens,
+    )
+
+
+def embedded(output: Any, request_id: str, attempt: int) -> Delta:
+    """vLLM's PoolingRequestOutput as the request's only delta. Raises EngineFailed where it has no vector."""
+    if output.error is not None or output.outputs.data.ndim != 1 or not output.outputs.data.numel():
+        raise EngineFailed("the engine gave no vector for the request (see the worker's log)")
+    vector = output.outputs.data.float().cpu().numpy()
+    if not np.isfinite(vector).all():
+        raise EngineFailed("the model's vector has values that are no numbers")
+    return Delta(
+        request=request_id,
+        attempt=attempt,
+        seq=0,
+        vector=vector.astype("<f4").tobytes(),
+        cached_tokens=output.num_cached_tokens,
+        finish_reason="stop",
     )
 
 

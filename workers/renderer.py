@@ -89,13 +89,13 @@ class Renderer:
         self.check_length(len(whole["prompt_token_ids"]))
         return whole
 
-    def text(self, prompt: Prompt) -> Any:
-        """The engine's input for a prompt without media."""
-        self.check_length(len(prompt.token_ids))
+    def text(self, prompt: Prompt, *, answer: int = 1, param: str = "messages") -> Any:
+        """The engine's input for a prompt without media, whose answer has at least so many tokens."""
+        self.check_length(len(prompt.token_ids), param, answer)
         return tokens_input(prompt.token_ids, cache_salt=prompt.cache_salt)
 
-    def check_length(self, tokens: int, param: str = "messages") -> None:
+    def check_length(self, tokens: int, param: str = "messages", answer: int = 1) -> None:
         """Raise PromptTooLong if so many tokens leave no room for an answer."""
         limit = int(self._model.max_model_len)
-        if tokens >= limit:
+        if tokens + answer > limit:
             raise PromptTooLong(f"{tokens} tokens; the model's context is {limit}", param=param)

@@ -13,13 +13,14 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from app import cancellation, errors
-from app.celery import DECODE_TASK, ENCODE_TASK, PREFILL_TASK, app
-from app.messages import DecodeTask, Delta, EncodeTask, PrefillTask, StageTask, Task
+from app.celery import DECODE_TASK, EMBED_TASK, ENCODE_TASK, PREFILL_TASK, app
+from app.messages import DecodeTask, Delta, EmbedTask, EncodeTask, PrefillTask, StageTask, Task
 from app.routing import encode_place
 from workers import bootstep, configure
 from workers.aiotask import AioTask
 from workers.host import Host, current
 from workers.stages import decode as decode_stage
+from workers.stages import embed as embed_stage
 from workers.stages import encode as encode_stage
 from workers.stages import prefill as prefill_stage
 
@@ -61,6 +62,15 @@ async def decode(message: dict[str, Any]) -> None:
     task = _parse(host, DecodeTask, message)
     if task is not None:
         await _run(host, task, decode_stage.run, decode_stage.refuse)
+
+
+@app.task(base=AioTask, name=EMBED_TASK)  # type: ignore[untyped-decorator]
+async def embed(message: dict[str, Any]) -> None:
+    """Run an EmbedTask: make the prompt's vector, and send it to the API process that asked."""
+    host = current()
+    task = _parse(host, EmbedTask, message)
+    if task is not None:
+        await _run(host, task, embed_stage.run, embed_stage.refuse)
 
 
 def _parse(host: Host, kind: type[M], message: dict[str, Any]) -> M | None:

@@ -15,17 +15,9 @@ from app.errors import InvalidRequest
 
 router = APIRouter(tags=["OpenAI"], route_class=DirectRoute)
 
-PROMPT = {
-    "oneOf": [
-        openapi_bodies.TEXT,
-        {"type": "array", "items": openapi_bodies.TEXT, "minItems": 1},
-        openapi_bodies.TOKENS,
-        {"type": "array", "items": openapi_bodies.TOKENS, "minItems": 1},
-    ]
-}
 BODY = {
     "model": openapi_bodies.MODEL,
-    "prompt": PROMPT,
+    "prompt": openapi_bodies.INPUTS,
     "max_tokens": {"type": "integer", "minimum": 0},
     "echo": openapi_bodies.FLAG,
     "logprobs": {"type": "integer", "minimum": 0},

@@ -9,6 +9,7 @@ import httpx
 from redis.exceptions import RedisError
 
 from app import api_keys
+from app.errors import WrongEndpoint
 from app.launch.errors import StartFailed
 from app.registry import Registry
 
@@ -16,6 +17,11 @@ POLL_S = 0.3
 HTTP_TIMEOUT_S = 5.0
 #: The first request compiles and warms up: it may take longer than any other.
 FIRST_REQUEST_TIMEOUT_S = 120.0
+#: The smallest requests, of which a model answers one.
+FIRST_REQUESTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1},
+    "/v1/embeddings": {"input": "Hello"},
+}
 
 
 async def registered(registry: Registry, worker_id: str, pid: int) -> bool:
@@ -35,20 +41,24 @@ async def answers(client: httpx.AsyncClient, url: str) -> bool:
 
 
 async def first_request(client: httpx.AsyncClient, url: str, model: str, key: str | None) -> None:
-    """Return when the API counts itself ready and a request of one token has succeeded.
+    """Return when the API counts itself ready and a small request has succeeded.
 
     Raises StartFailed for a refusal that asking again will not change.
     """
-    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
-    endpoint, headers = f"{url}/v1/chat/completions", api_keys.headers(key)
+    headers, endpoints = api_keys.headers(key), list(FIRST_REQUESTS)
     while True:
         if await answers(client, f"{url}/health/ready"):
+            endpoint = endpoints[0]
+            body = {"model": model, **FIRST_REQUESTS[endpoint]}
             try:
-                answer = await client.post(endpoint, json=body, headers=headers, timeout=FIRST_REQUEST_TIMEOUT_S)
+                answer = await client.post(url + endpoint, json=body, headers=headers, timeout=FIRST_REQUEST_TIMEOUT_S)
             except httpx.HTTPError:
                 answer = None
             if answer is not None and answer.status_code == 200:
                 return
+            if answer is not None and len(endpoints) > 1 and _of_error(answer, "code") == WrongEndpoint.code:
+                del endpoints[0]  # the model does something else
+                continue
             if answer is not None and answer.status_code < 500 and answer.status_code != 429:
                 raise StartFailed("api", f"a first request was refused ({answer.status_code}): {error_message(answer)}")
         await asyncio.sleep(POLL_S)
@@ -56,8 +66,13 @@ async def first_request(client: httpx.AsyncClient, url: str, model: str, key: st
 
 def error_message(answer: httpx.Response) -> str:
     """`error.message` of an OpenAI error object, or the beginning of whatever came instead."""
+    return _of_error(answer, "message") or answer.text[:300] or answer.reason_phrase
+
+
+def _of_error(answer: httpx.Response, field: str) -> str:
+    """A field of an OpenAI error object; "" where there is none."""
     try:
         content: Any = answer.json()
-        return str(content["error"]["message"])
+        return str(content["error"][field])
     except (ValueError, KeyError, TypeError):
-        return answer.text[:300] or answer.reason_phrase
+        return ""

@@ -22,6 +22,10 @@ RETRY_FOR_S = 10.0
 GONE_AFTER_S = 5.0
 #: How long after its last delta an API process still gets ticks.
 TICK_FOR_S = 60.0
+#: Bytes of vectors after which a batch is full: Redis drops a subscriber that has not read 32 MB.
+BATCH_VECTORS = 1_000_000
+#: Bytes of batches with vectors that a replay stream keeps: of those a batch is as large as thousands of tokens' are.
+REPLAY_VECTORS = 32_000_000
 
 
 class _Channel:
@@ -85,7 +89,7 @@ class TokenWriter:
     async def _flush(self, api: str, channel: _Channel) -> None:
         try:
             while channel.pending:
-                deltas, channel.pending = channel.pending, []
+                deltas, channel.pending = _of_one_batch(channel.pending)
                 channel.number += 1
                 batch = Batch(self._worker, self._incarnation, channel.number, deltas)
                 await self._send(api, channel, batch)
@@ -94,7 +98,11 @@ class TokenWriter:
 
     async def _send(self, api: str, channel: _Channel, batch: Batch) -> None:
         try:
-            sent = await self._publish(api, self._encoder.encode(batch))
+            payload = self._encoder.encode(batch)
+            kept = self._replay_batches
+            if any(delta.vector is not None for delta in batch.deltas):
+                kept = max(1, min(kept, REPLAY_VECTORS // len(payload)))
+            sent = await self._publish(api, payload, kept)
         except Exception:
             # Its number stays used, so the API sees a gap and ends the requests instead of waiting for them.
             log.exception("token batch %d for API %s is lost", batch.number, api)
@@ -106,12 +114,13 @@ class TokenWriter:
         channel.number += 1
         self._on_gone(api)
 
-    async def _publish(self, api: str, payload: bytes) -> bool:
-        """Publish and append to the replay stream. False: the API process is gone, or Redis has been for too long."""
+    async def _publish(self, api: str, payload: bytes, kept: int) -> bool:
+        """Publish and append to the replay stream, which keeps so many batches. False: the API process is gone, or
+        Redis has been for too long."""
         until = time.monotonic() + RETRY_FOR_S
         while True:
             pipe = self._redis.pipeline(transaction=False)
-            pipe.xadd(keys.replay(api), {"batch": payload}, maxlen=self._replay_batches, approximate=True)
+            pipe.xadd(keys.replay(api), {"batch": payload}, maxlen=kept, approximate=True)
             pipe.expire(keys.replay(api), keys.REPLAY_TTL_S)
             pipe.publish(keys.tokens_channel(api), payload)
             try:
@@ -137,3 +146,14 @@ class TokenWriter:
                 log.warning("API %s is gone: no lease, and nobody listens", api)
                 return False
             await asyncio.sleep(0.1)
+
+
+def _of_one_batch(pending: list[Delta]) -> tuple[list[Delta], list[Delta]]:
+    """What leaves in one message, and what does not: tokens of any number, but not vectors."""
+    size = 0
+    for count, delta in enumerate(pending, 1):
+        if delta.vector is not None:
+            size += len(delta.vector)
+            if size >= BATCH_VECTORS:
+                return pending[:count], pending[count:]
+    return pending, []

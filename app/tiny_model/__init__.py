@@ -5,7 +5,8 @@ output that is equal in two topologies shows that the same prompt and the same m
 
 usage: python -m app.tiny_model DIR [--family NAME]
 
-The family is qwen3_vl (the default: images and video), qwen2_audio (audio), qwen2_5_omni (all three) or llava (images).
+The family is qwen3_vl (the default: images and video), qwen2_audio (audio), qwen2_5_omni (all three), llava (images) or
+qwen3_embedding (text, of which it makes embeddings).
 """
 
 from app.tiny_model.family import MAX_POSITIONS, NAMES

@@ -10,7 +10,7 @@ from typing import Any
 
 MAX_POSITIONS = 8192
 #: One module of this package each.
-NAMES = ("qwen3_vl", "qwen2_audio", "qwen2_5_omni", "llava")
+NAMES = ("qwen3_vl", "qwen2_audio", "qwen2_5_omni", "llava", "qwen3_embedding")
 
 END = "<|im_end|>"
 PAD = "<|endoftext|>"
@@ -49,14 +49,14 @@ class Family:
     `special` tokens get ids of their own behind the words; `named` are those that the processor looks up in the
     tokenizer, by attribute. `parts` is the inside of the chat template's loop over a message's content parts, by
     condition. `model` makes the transformers model, from the special tokens' ids and the number of tokens; `processors`
-    are files and their content; `save` writes what `model` made.
+    are files and their content, in JSON; `save` writes what `model` made.
     """
 
     special: tuple[str, ...]
     named: Mapping[str, str]
     parts: Mapping[str, str]
     model: Callable[[dict[str, int], int], Any]
-    processors: Mapping[str, dict[str, Any]]
+    processors: Mapping[str, Any]
     save: Callable[[Any, Path], None] = save
     end: str = END
     pad: str = PAD

@@ -77,9 +77,11 @@ def _write(directory: Path, name: str) -> None:
         _write_json(directory / file, content)
     generation = {"eos_token_id": ids[recipe.end], "pad_token_id": ids[recipe.pad], "do_sample": False}
     _write_json(directory / "generation_config.json", generation)
-    files = {path.name: path.stat().st_size for path in sorted(directory.iterdir())}
+    written = sorted(path for path in directory.rglob("*") if path.is_file())
+    files = {path.relative_to(directory).as_posix(): path.stat().st_size for path in written}
     _write_json(directory / _MARKER, {"recipe": _recipe(name), "files": files})
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def _write_json(path: Path, content: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n")

@@ -28,10 +28,10 @@ The number of objects is three, four, five, six, seven, eight, nine or ten; the 
 Music plays, people talk and laugh, a phone rings, rain falls on the roof, and a voice says: time to go home, my friend.
 """
 
-# %s: what stands for a medium. Audio is numbered, as the families that take it do.
+# %s: what stands for a part. Audio is numbered, as the families that take it do.
 _TEMPLATE = """{%%- set count = namespace(audio=0) %%}{%%- for m in messages %%}<|im_start|>{{ m.role }}
 {%% if m.content is string %%}{{ m.content }}{%% else %%}{%% for c in m.content %%}\
-%s{%% elif 'text' in c %%}{{ c.text }}{%% endif %%}{%% endfor %%}{%% endif %%}<|im_end|>
+%s{%% endif %%}{%% endfor %%}{%% endif %%}<|im_end|>
 {%% endfor %%}{%% if add_generation_prompt %%}<|im_start|>assistant
 {%% endif %%}"""
 
@@ -56,7 +56,7 @@ def tokenizer(family: Family) -> Any:
         model_max_length=MAX_POSITIONS,
         extra_special_tokens=dict(family.named),
     )
-    made.chat_template = _TEMPLATE % _media(family)
+    made.chat_template = _TEMPLATE % _parts(family)
     return made
 
 
@@ -71,8 +71,9 @@ def output_scales(vocabulary: dict[str, int], family: Family) -> list[float]:
     return scales
 
 
-def _media(family: Family) -> str:
-    words = ("elif" if at else "if" for at in range(len(family.parts)))
+def _parts(family: Family) -> str:
+    parts = {**family.parts, "'text' in c": "{{ c.text }}"}
+    words = ("elif" if at else "if" for at in range(len(parts)))
     return "".join(
-        f"{{% {word} {condition} %}}{text}" for word, (condition, text) in zip(words, family.parts.items(), strict=True)
+        f"{{% {word} {condition} %}}{text}" for word, (condition, text) in zip(words, parts.items(), strict=True)
     )

@@ -58,6 +58,16 @@ def parsing_serving(vllm: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
     yield from built(settings(model, tool_call_parser="hermes", reasoning_parser="qwen3"))
 
 
+@pytest.fixture(scope="session")
+def embedding_model(vllm: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model.build(tmp_path_factory.mktemp("embedding") / "tiny", "qwen3_embedding")
+
+
+@pytest.fixture(scope="session")
+def embedding_serving(embedding_model: Path) -> Iterator[Any]:
+    yield from built(settings(embedding_model).model_copy(update={"enable_multimodal": False}))
+
+
 @pytest.fixture
 def pipeline(serving: Any) -> Any:
     fresh = serving.client._pipeline
@@ -84,4 +94,10 @@ async def surface(serving: Any, tmp_path: Path) -> AsyncIterator[Surface]:
 @pytest.fixture
 async def parsing(parsing_serving: Any, tmp_path: Path) -> AsyncIterator[Surface]:
     async for one in _surface(parsing_serving, tmp_path):
+        yield one
+
+
+@pytest.fixture
+async def embedding(embedding_serving: Any, tmp_path: Path) -> AsyncIterator[Surface]:
+    async for one in _surface(embedding_serving, tmp_path):
         yield one

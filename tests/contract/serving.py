@@ -15,13 +15,13 @@ from api import context, errors
 from api.context import RequestContext
 from api.intake import Intake
 from api.middleware import RequestId
-from api.routes import chat, completions, messages, models, responses, stored_responses, tokenize
+from api.routes import chat, completions, embeddings, messages, models, responses, stored_responses, tokenize
 from app.errors import TrivetError
 from app.messages import Delta
 from tests import media_intake
 from tests.web import Web
 
-ROUTES = (chat, completions, messages, models, responses, stored_responses, tokenize)
+ROUTES = (chat, completions, embeddings, messages, models, responses, stored_responses, tokenize)
 
 
 class Pipeline:

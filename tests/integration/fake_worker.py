@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from app import cancellation, keys
-from app.celery import DECODE_TASK, ENCODE_TASK, PREFILL_TASK
-from app.messages import Assignment, DecodeTask, Delta, EncodeTask, KVHandoff, PrefillTask, RenderedPrompt
+from app.celery import DECODE_TASK, EMBED_TASK, ENCODE_TASK, PREFILL_TASK
+from app.messages import Assignment, DecodeTask, Delta, EmbedTask, EncodeTask, KVHandoff, PrefillTask, RenderedPrompt
 from app.registry import Fleet, Registry
 from app.roles import Role
 from app.routing import Ask, RedisRouter
@@ -25,6 +25,7 @@ from app.streaming import TokenWriter
 from tests.messages import worker
 
 Stage = Callable[["FakeWorker", Any], Awaitable[None]]
+Taken = PrefillTask | DecodeTask | EncodeTask | EmbedTask
 
 
 async def count(one: "FakeWorker", task: DecodeTask) -> None:
@@ -60,7 +61,7 @@ class FakeWorker:
 
     def __init__(self, redis: Any, assignment: Assignment, roles: tuple[Role, ...], stage: Stage) -> None:
         self.assignment = assignment
-        self.taken: list[PrefillTask | DecodeTask | EncodeTask] = []
+        self.taken: list[Taken] = []
         self.cancelled: list[str] = []
         self.gone: list[str] = []
         self.stage = stage
@@ -115,10 +116,10 @@ class FakeWorker:
                     await one
 
 
-KINDS = {ENCODE_TASK: EncodeTask, PREFILL_TASK: PrefillTask, DECODE_TASK: DecodeTask}
+KINDS = {ENCODE_TASK: EncodeTask, PREFILL_TASK: PrefillTask, DECODE_TASK: DecodeTask, EMBED_TASK: EmbedTask}
 
 
-def parse(envelope: dict[str, Any]) -> PrefillTask | DecodeTask | EncodeTask:
+def parse(envelope: dict[str, Any]) -> Taken:
     (_, kwargs, _) = json.loads(base64.b64decode(envelope["body"]))
     task: Any = KINDS[envelope["headers"]["task"]].model_validate(kwargs["message"])
     return task

@@ -17,6 +17,7 @@ from tests.integration.streams import (
     last,
     listening,
     opened,
+    put_unheard,
     reading,
     sequence,
     whole,
@@ -200,3 +201,50 @@ async def test_a_batch_that_cannot_be_written_ends_its_requests(redis: Any) -> N
         again = opened(reader, "b")
         tokens.put(API, last("b", 0))
         assert sequence(await whole(again)) == [0]
+
+
+def vector(request: str, nbytes: int) -> Delta:
+    return Delta(request=request, seq=0, vector=bytes(nbytes), finish_reason="stop")
+
+
+async def test_vectors_leave_in_messages_that_a_subscriber_can_take(
+    redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "BATCH_VECTORS", 1000)
+    async with listening(redis) as batches:
+        tokens = writer_of(redis)
+        for name in "abcde":
+            tokens.put(API, vector(name, 400))
+        tokens.put(API, last("f", 0))
+        await tokens.drain(5)
+        await until(lambda: sum(len(one.deltas) for one in batches) == 6, "all of them")
+    assert [[one.request for one in batch.deltas] for batch in batches] == [["a", "b", "c"], ["d", "e", "f"]]
+    assert [batch.number for batch in batches] == [1, 2]
+
+
+async def test_the_replay_stream_keeps_no_more_of_vectors_than_fits(
+    redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "REPLAY_VECTORS", 100_000)
+    async with listening(redis):
+        tokens = writer_of(redis)
+        for number in range(50):
+            tokens.put(API, vector(f"{number}", 7_500))  # 10 000 bytes as base64
+            await tokens.drain(5)
+        entries = await redis.xrange(keys.replay(API))
+        assert 1 < len(entries) < 20
+        newest = msgspec.json.decode(entries[-1][1][b"batch"], type=Batch)
+        assert (newest.number, newest.deltas[0].request) == (50, "49")
+        for seq in range(REPLAY):
+            tokens.put(API, delta("text", seq))
+            await tokens.drain(5)
+        assert await redis.xlen(keys.replay(API)) >= REPLAY, "tokens have the room that they always had"
+
+
+async def test_a_vector_that_nobody_heard_is_read_again(redis: Any) -> None:
+    async with reading(redis) as reader:
+        stream, tokens = opened(reader, "a"), writer_of(redis)
+        await put_unheard(redis, tokens, vector("a", 8))
+        await tokens.tick()
+        (found,) = await whole(stream)
+        assert (found.vector, reader.gaps) == (bytes(8), 1)

@@ -15,6 +15,7 @@ from app.messages import (
     Batch,
     DecodeTask,
     Delta,
+    EmbedTask,
     FieldValue,
     KVHandoff,
     MediaRef,
@@ -25,6 +26,7 @@ from app.messages import (
     RenderedPrompt,
     Task,
     TokenLogprob,
+    joined,
 )
 from tests.messages import ENCODE, encode_task, media_ref
 
@@ -71,6 +73,7 @@ TASKS = [
     DecodeTask(
         prompt=RENDERED, kv=KVHandoff(params={"remote_block_ids": [[1, 2]], "port": 5}, expires_at=1.5), **COMMON
     ),
+    EmbedTask(prompt=Prompt(token_ids=[1, 2], cache_salt="s"), **COMMON | {"params": {"dimensions": 32}}),
     DecodeTask(prompt=RenderedPrompt(token_ids=[7]), reasoning_parser_kwargs={"a": {"b": [1]}}, **COMMON),
 ]
 
@@ -156,6 +159,7 @@ DELTAS = st.builds(
     media_tokens=st.none() | st.dictionaries(st.text(), st.integers(0, 1 << 20)),
     cached_tokens=st.none() | st.integers(0, 1 << 20),
     created_cache_tokens=st.none() | st.integers(0, 1 << 20),
+    vector=st.none() | st.binary(),
     finish_reason=st.none() | st.sampled_from(["stop", "length"]),
     stop_reason=st.none() | st.integers(0, 1 << 20) | st.text(),
     error=st.none() | st.builds(Failure, st.integers(400, 599), st.text(), st.text(), st.none() | st.text()),
@@ -182,3 +186,9 @@ def test_the_last_delta_says_so() -> None:
     assert not Delta(request="r", seq=0).final
     assert Delta(request="r", seq=0, finish_reason="stop").final
     assert Delta(request="r", seq=0, error=Failure(500, "c", "m")).final
+
+
+def test_a_vector_is_base64_for_those_who_look() -> None:
+    delta = Delta(request="r", seq=0, vector=b"\x00\x00\x80?", finish_reason="stop")
+    assert json.loads(msgspec.json.encode(delta))["vector"] == "AACAPw=="
+    assert joined([delta]) == delta and delta.final and delta.answers

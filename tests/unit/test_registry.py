@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from app.registry import EngineState, Fleet, WorkerRecord
-from app.roles import Role
+from app.roles import Does, Role
 
 E, P, D = Role.ENCODE, Role.PREFILL, Role.DECODE
 ENGINE = EngineState(vllm="0", max_model_len=10, block_size=16, kv_tokens=160)
@@ -124,3 +124,11 @@ def test_a_restarted_worker_is_another() -> None:
 def test_a_record_survives_json() -> None:
     one = record("w", E, P)
     assert WorkerRecord.model_validate_json(one.model_dump_json()) == one
+
+
+def test_workers_by_what_their_model_does() -> None:
+    text, vectors = record("w0", P, D), record("w1", P, D).model_copy(update={"does": Does.EMBED})
+    seen = Fleet((text, vectors))
+    assert seen.doing(Does.GENERATE).workers == (text,)
+    assert seen.doing(Does.EMBED).workers == (vectors,)
+    assert WorkerRecord.model_validate_json(vectors.model_dump_json()).does is Does.EMBED

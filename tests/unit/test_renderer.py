@@ -86,6 +86,10 @@ def test_text(renderer: Any) -> None:
     assert renderer.text(Prompt(token_ids=[1, 2], cache_salt="s"))["cache_salt"] == "s"
     with pytest.raises(PromptTooLong):
         renderer.text(Prompt(token_ids=[1] * CONTEXT))
+    assert renderer.text(Prompt(token_ids=[1] * CONTEXT), answer=0), "a vector takes no place"
+    with pytest.raises(PromptTooLong, match=f"{CONTEXT + 1} tokens") as caught:
+        renderer.text(Prompt(token_ids=[1] * (CONTEXT + 1)), answer=0, param="input")
+    assert caught.value.param == "input"
     assert (renderer.processor_settings, renderer.revision, renderer.modalities()) == ({}, None, [])
 
 

@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, ResponseError
 
 from app.errors import BrokerUnavailable
-from app.messages import Assignment, DecodeTask, Plan, Prompt
+from app.messages import Assignment, DecodeTask, EmbedTask, Plan, Prompt
 from app.sender import TaskSender, envelope, envelope_of, summary
 
 WORKER = Assignment(worker="agg@gpu0", incarnation="i")
@@ -200,3 +200,8 @@ async def test_a_sender_that_left_is_no_obstacle() -> None:
     async with asyncio.timeout(5):
         await staying
     assert leaving.cancelled()
+
+
+def test_what_is_shown_of_a_task_that_embeds() -> None:
+    shown = summary(EmbedTask(**task().model_dump(exclude={"kv", "seq"}) | {"params": {"dimensions": None}}))
+    assert shown == "request=chatcmpl-1.0 model=m prompt=50 tokens"

@@ -26,7 +26,8 @@ def build_in_a_new_process(directory: Path, family: str, hash_seed: int) -> None
 
 
 def digests(directory: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()}
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.mark.parametrize("family", tiny_model.NAMES)

@@ -1,0 +1,40 @@
+"""Adapter to vLLM: the vector of one input, as its engine would answer it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from vllm.outputs import PoolingRequestOutput
+
+from api import vllm_outputs
+from api.context import RequestContext
+from api.iterated import Iterated
+from api.pipeline import Job, Pipeline
+from app.errors import TrivetError
+from app.messages import Delta
+
+
+class Vector(Iterated[PoolingRequestOutput]):
+    """What `encode` answers: one output, when it is the input's turn and a worker has made it."""
+
+    def __init__(self, pipeline: Pipeline, context: RequestContext, job: Job, request_id: str) -> None:
+        super().__init__()
+        self.job = job
+        self._pipeline = pipeline
+        self._context = context
+        self._request_id = request_id
+
+    async def _outputs(self) -> AsyncGenerator[PoolingRequestOutput, None]:
+        try:
+            async with self._context.inputs:
+                final = await self._final()
+        except TrivetError as error:
+            self._context.failure = error.failure()
+            raise vllm_outputs.PipelineError(error) from error
+        yield vllm_outputs.pooled(self._request_id, self.job.prompt.token_ids, final)
+
+    async def _final(self) -> Delta:
+        timings, stream = self._context.timings, self._pipeline.stream
+        async with aclosing(stream(self.job) if timings is None else timings.stream(self.job, stream)) as steps:
+            return [delta async for deltas in steps for delta in deltas][-1]
