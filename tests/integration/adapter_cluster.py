@@ -26,18 +26,24 @@ LEASE_S = 30.0
 
 
 class Sources:
-    """What lies where: uri -> version. `fetch` is what workers are given; `held` counts what was not released."""
+    """What lies where: uri -> version. `fetch` is what workers are given; `held` counts what was not released. With a
+    `gate` fetches wait for it, and `waiting` counts those that came to it."""
 
     def __init__(self) -> None:
         self.versions: dict[str, str] = {}
         self.held: Counter[str] = Counter()
         self.fetched: list[str] = []
+        self.gate: asyncio.Event | None = None
+        self.waiting = 0
 
     async def fetch(
         self, name: str, uri: str, _settings: Any, *, max_rank: int, base_model: str, version: str | None = None
     ) -> Adapter:
         assert base_model == MODEL
         await asyncio.sleep(0)
+        if self.gate is not None:
+            self.waiting += 1
+            await self.gate.wait()
         found = self.versions.get(uri)
         if found is None or (version is not None and version != found):
             raise AdapterRefused(f"nothing at {uri}")
