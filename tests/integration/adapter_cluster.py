@@ -120,7 +120,9 @@ class Member:
         self.roles = roles or tuple(ALL)
         self.registry = Registry(redis, LEASE_S)
         self.cluster = AdapterRegistry(redis, MODEL)
-        chosen = {"model": MODEL, "worker": WorkerSettings(heartbeat_s=0.1, lease_s=LEASE_S)} | (settings or {})
+        chosen: dict[str, Any] = {"model": MODEL, "worker": WorkerSettings(heartbeat_s=0.1, lease_s=LEASE_S)} | (
+            settings or {}
+        )
         self.adapters = Adapters(one, self.engine, self.cluster, Settings(**chosen), sources.fetch, sources.release)
         self.registered = asyncio.Event()
         self.announcing = asyncio.Lock()

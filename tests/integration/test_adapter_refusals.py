@@ -167,7 +167,11 @@ async def members(
 ) -> AsyncIterator[list[Member]]:
     for name, value in S3_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    reachable = {"allow_private": "127.0.0.0/8,::1/128", "allowed_ports": "any", "ca_bundle": str(https[1])}
+    reachable: dict[str, Any] = {
+        "allow_private": "127.0.0.0/8,::1/128",
+        "allowed_ports": "any",
+        "ca_bundle": str(https[1]),
+    }
     own = AdapterSettings(
         cache_directory=str(tmp_path / "cache"), allowed_root=str(place.root), s3_endpoint_url=place.s3.url
     )
