@@ -18,7 +18,7 @@ from tests.e2e import adapters
 from tests.e2e.adapters import ASKED, Expected, ask, ask_to_load, call, listed, load, unload
 from tests.e2e.prompts import PROMPTS
 from tests.e2e.second_api import second_api
-from tests.e2e.stack import MODEL, Stack
+from tests.e2e.stack import MODEL, Stack, trivet
 
 TALKERS = 4
 
@@ -121,6 +121,23 @@ def test_the_models_are_listed_with_their_parent(agg: Stack, merged: Expected) -
     load(agg, "sql")
     found = {one["id"]: one["parent"] for one in call(agg, "GET", "/v1/models").json()["data"]}
     assert found == {MODEL: None, "sql": MODEL}
+
+
+def test_the_command_line(agg: Stack, merged: Expected) -> None:
+    def told(*words: str) -> str:
+        ended = trivet(*words, "--name", agg.name, timeout=120)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    loaded = told("lora", "load", "sql", str(adapters.root() / "sql"))
+    (held,) = agg.workers()["agg"].adapters
+    assert held in loaded and "sql" in told("lora", "list")
+    assert f"holds adapters {held}; 4 is most" in told("status")
+    assert told("chat", "Which tables are there?", "--model", "sql", "--max-tokens", "8").strip()
+    told("lora", "unload", "sql")
+    assert told("lora", "list") == "no adapters\n"
+    refused = trivet("lora", "load", "sql", "/etc", "--name", agg.name, timeout=120)
+    assert refused.returncode == 1 and "adapters.allowed_root" in refused.stderr
 
 
 def test_adapters_come_and_go_under_traffic(agg: Stack, merged: Expected, model: Path) -> None:
