@@ -28,9 +28,10 @@ def adapters(redis: Any) -> Adapters:
 
 def client(redis: Any, at: str = "127.0.0.1", **guard: Any) -> httpx.AsyncClient:
     """Of a process that is asked from the address `at`."""
+    chosen: dict[str, Any] = {"keys": (), "open_metrics": False, **guard}
     app = FastAPI()
     app.state.services = SimpleNamespace(adapters=adapters(redis))
-    app.add_middleware(ApiKeyGuard, **{"keys": (), "open_metrics": False} | guard)
+    app.add_middleware(ApiKeyGuard, **chosen)
     app.add_middleware(RequestId)
     errors.install(app)
     app.include_router(loras.router)

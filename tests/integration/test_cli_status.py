@@ -13,7 +13,7 @@ from tests.messages import AGG, ENGINE, PREFILL, worker
 
 
 async def told(redis_url: str) -> dict[str, Any]:
-    return {**await status.collect(Settings(redis={"broker_url": redis_url})), "up": None}  # type: ignore[arg-type]
+    return {**await status.collect(Settings(redis={"broker_url": redis_url})), "up": None}
 
 
 async def test_adapters_of_workers(redis: Any, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
