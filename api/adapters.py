@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 #: What a load may take beyond the fetch: the engines' share.
 ENGINES_S = 60.0
+#: Of a load, what is told in another form, or to nobody.
+INTERNAL = {"waiting", "failing", "deserted"}
 
 Json = dict[str, Any]
 
@@ -82,7 +84,7 @@ class Adapters:
             "lora_name": name,
             "state": "published" if published else load and load.state,
             "adapter": published and described(published),
-            "load": load and load.model_dump(exclude={"waiting", "failing"}) | {"waiting": sorted(load.waiting)},
+            "load": load and load.model_dump(exclude=INTERNAL) | {"waiting": sorted(load.waiting)},
             "workers": {one: self._at(one, published, load) for one in self._holders()},
         }
 

@@ -364,7 +364,8 @@ class RoutingSettings(Section):
     embedding_weight: float = Field(2.5, ge=0)
     """Cost of a MiB of embeddings that is not where the prompt would be prefilled, in blocks."""
     adapter_weight: float = Field(8.0, ge=0)
-    """Cost of a worker whose engine has to bring the request's adapter to its device first, in blocks."""
+    """Cost of a worker whose engine has to bring the request's adapter to its device first, in blocks; twice that where
+    as many as `--max-loras` are there already."""
     temperature: float = Field(0.0, ge=0)
     """0 takes the least cost; above, others are chosen too, the more evenly the higher it is."""
     max_queue: int = Field(32, ge=1)

@@ -17,6 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 STOP_S = 10.0
+#: Longest time that a file does not come.
+GATE_S = 60.0
 
 
 @dataclass
@@ -26,7 +28,7 @@ class Hub:
     has a token).
 
     The commit of a revision is a hash of its name. `cut` bytes are missing at the end of each file. With `drip_s` each
-    byte of a file that is asked for then comes so long after the one before.
+    byte of a file that is asked for then comes so long after the one before; without `gate` none comes at all.
     """
 
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -36,7 +38,15 @@ class Hub:
     url: str = ""
     cut: int = 0
     drip_s: float = 0.0
+    gate: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def asked_for(self, name: str) -> int:
+        """How often for files of that name."""
+        return sum(path.endswith(f"/{name}") for path, _ in [*self.requests])
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         parts = path.strip("/").split("/")
@@ -67,7 +77,8 @@ def commit_of(key: str) -> tuple[str, str]:
 
 
 @contextmanager
-def hub_server() -> Iterator[Hub]:
+def hub_server(port: int = 0) -> Iterator[Hub]:
+    """On a free port without one."""
     hub = Hub()
 
     class Handler(BaseHTTPRequestHandler):
@@ -80,29 +91,32 @@ def hub_server() -> Iterator[Hub]:
             self.end_headers()
             if "/resolve/" not in self.path:
                 self.wfile.write(body)
-            elif not hub.drip_s:
-                self.wfile.write(body[: len(body) - hub.cut])
             else:
-                self._drip(body)
+                with suppress(OSError):  # nobody reads any more
+                    self._send(body)
 
-        def _drip(self, body: bytes) -> None:
+        def _send(self, body: bytes) -> None:
+            hub.gate.wait(GATE_S)
             pause_s = hub.drip_s
-            with suppress(OSError):  # nobody reads any more
-                for at in range(len(body)):
-                    self.wfile.write(body[at : at + 1])
-                    if hub.ended.wait(pause_s):
-                        return
+            if not pause_s:
+                self.wfile.write(body[: len(body) - hub.cut])
+                return
+            for at in range(len(body)):
+                self.wfile.write(body[at : at + 1])
+                if hub.ended.wait(pause_s):
+                    return
 
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     hub.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, name="hub")
     thread.start()
     try:
         yield hub
     finally:
+        hub.gate.set()
         hub.ended.set()
         server.shutdown()
         server.server_close()

@@ -101,9 +101,11 @@ class Adapters:
         is missing, since it was published meanwhile. Raises BrokerUnavailable."""
         while True:
             wanted = await self._registry.look(self._held)
-            for one in wanted.published.values():
-                if one.id not in self._held and one.id not in self._failed:
-                    await self._catch_up(one)
+            missing = [one for one in wanted.published.values() if one.id not in {*self._held, *self._failed}]
+            # At once, so that slow sources cost as much time as one of them.
+            async with asyncio.TaskGroup() as group:
+                for one in missing:
+                    group.create_task(self._catch_up(one))
             if not await register(self._failed):
                 return
 

@@ -11,8 +11,8 @@ that its name stood for when it came, until it ends, and workers keep an adapter
 nobody uses it.
 
 **Who joins** loads what is published, and registers in one step with the check that nothing is missing. Who dies is
-waited for no longer. A worker that does not hold an adapter is no candidate for its requests, and its engine refuses
-them: none is answered by the base model.
+waited for no longer, and a load that has no worker left ends soon. A worker that does not hold an adapter is no
+candidate for its requests, and its engine refuses them: none is answered by the base model.
 """
 
 from app.adapter_registry.records import Load, Published, Report, Wanted, adapter_id, lora_number

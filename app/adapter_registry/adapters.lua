@@ -3,8 +3,9 @@
 --   ARGV   the model, the channel, the prefix of trivet:worker:<id>; from the fourth on, each script's own
 local PUBLISHED, LOADS, WORKERS = KEYS[1], KEYS[2], KEYS[3]
 local MODEL, CHANNEL, WORKER = ARGV[1], ARGV[2], ARGV[3]
--- Seconds that a load goes on after a first failure, so that its end has everybody's reason; and that its end is kept.
-local OTHERS_S, KEPT_S = 2, 600
+-- Seconds that a load goes on after a first failure, so that its end has everybody's reason; that it goes on without any
+-- worker; and that its end is kept.
+local OTHERS_S, DESERTED_S, KEPT_S = 2, 5, 600
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
@@ -47,10 +48,15 @@ end
 
 -- How far a load is: whether some have not spoken, whether one failed, and the reports of the others. A worker that
 -- failed has failed, also if it is late with its heartbeat; only a new incarnation of it can do better. One that drains
--- gets no more requests: what it says is forgotten.
+-- gets no more requests: what it says is forgotten. Notes since when there has been nobody.
 local function progress(load)
   load.waiting = {}
   local failed, loaded, workers, leaving = false, {}, live()
+  if next(workers) then
+    load.deserted = 0
+  elseif load.deserted == 0 then
+    load.deserted = now
+  end
   for id, incarnation in pairs(leaving) do
     local report = load.workers[id]
     if report and report.incarnation == incarnation then load.workers[id] = nil end
@@ -104,6 +110,8 @@ local function settle(load)
     return finish(load, 'failed', 'its content changed while workers fetched it')
   elseif #loaded > 0 and not waits then
     return publish(load, loaded[1])
+  elseif load.deserted > 0 and now - load.deserted >= DESERTED_S then
+    return finish(load, 'failed', 'all workers that could load it are gone')
   end
   if now >= load.deadline then return finish(load, 'failed', 'not all workers had it in time') end
   write(LOADS, load.name, load)

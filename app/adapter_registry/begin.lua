@@ -7,7 +7,7 @@ if load and load.state == 'loading' then return cjson.encode(load) end
 if next((live())) == nil then return false end
 load = {
   load = id, name = name, uri = uri, state = 'loading', begun = now, deadline = now + limit, workers = {}, waiting = {},
-  failing = 0,
+  failing = 0, deserted = 0,
 }
 progress(load)
 write(LOADS, name, load)

@@ -38,7 +38,8 @@ class Load(_Record):
     """One attempt to give every worker an adapter, and how it ended: `reason` says why it failed.
 
     `workers` has a report of each that has spoken, `waiting` names those that had not when it was looked at last. Times
-    are unix seconds, by Redis's clock. `unchanged`: this version of the adapter was published before.
+    are unix seconds, by Redis's clock; it has been `failing` since its first failure, and `deserted` since its last
+    worker went. `unchanged`: this version of the adapter was published before.
     """
 
     load: str
@@ -50,6 +51,7 @@ class Load(_Record):
     workers: dict[str, Report] = {}
     waiting: dict[str, bool] = {}
     failing: float = 0.0
+    deserted: float = 0.0
     ended: float = 0.0
     reason: str = ""
     version: str = ""

@@ -25,7 +25,7 @@ def status(
     name: Name = "default",
     as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
-    """Workers, roles, queues, requests in flight and API processes, as Redis knows them; processes of an `up`."""
+    """Workers and adapters, queues, requests in flight and API processes, as Redis knows them; processes of an `up`."""
     from app import settings
     from app.launch.state import StateDirectory
 
@@ -81,6 +81,9 @@ async def _worker(cache: Any, broker: Any, record: Any) -> dict[str, Any]:
         "waiting": record.engine.waiting,
         "kv_usage": round(record.engine.kv_usage, 4),
         "queued": queued,
+        "adapters": record.adapters,
+        "adapters_failed": record.adapters_failed,
+        "max_adapters": record.engine.max_cpu_loras,
         "uptime_s": round(time.time() - record.started, 1),
         "host": record.host,
         "pid": record.pid,
@@ -131,6 +134,7 @@ def _print(found: dict[str, Any]) -> None:
         console.print(_workers(found["workers"]))
         for one in found["workers"]:
             print(f"{one['id']}: {one['model']}, process {one['pid']} on {one['host']}, {one['metrics']}")
+            _print_adapters(one)
     else:
         print("no workers")
     print("queues of the roles: " + ", ".join(f"{role} {length}" for role, length in found["queues"].items()))
@@ -139,6 +143,13 @@ def _print(found: dict[str, Any]) -> None:
     if (up := found["up"]) is not None:
         print(f"up '{up['name']}' is {up['state']}: {up['topology']}, API {up['api']}, supervisor {up['supervisor']}")
         console.print(_processes(up["processes"]))
+
+
+def _print_adapters(worker: dict[str, Any]) -> None:
+    if held := worker["adapters"]:
+        print(f"{worker['id']}: holds adapters {', '.join(held)}; {worker['max_adapters']} is most")
+    for adapter, reason in sorted(worker["adapters_failed"].items()):
+        print(f"{worker['id']}: lacks adapter {adapter}: {reason}")
 
 
 def _workers(workers: list[dict[str, Any]]) -> Table:

@@ -92,7 +92,7 @@ class Asking:
 
     def _candidates(self, stage: Stage, workers: list[WorkerRecord], ask: Ask) -> Iterator[dict[str, Any]]:
         for one in workers:
-            is_there = not ask.adapter or ask.adapter in one.engine.resident_loras
+            adapter_cost = self._settings.adapter_weight * _adapters_to_move(one, ask.adapter)
             block_size = max(1, one.engine.block_size)
             for rank in range(one.engine.data_parallel_size):
                 yield {
@@ -103,11 +103,20 @@ class Asking:
                     "load": keys.load(one.id, one.incarnation, rank),
                     "kv": self._settings.kv_events and keys.kv(one.id, rank),
                     "predicted_prefix": keys.predicted(one.id, one.incarnation, rank, ""),
-                    "adapter_cost": 0.0 if is_there else self._settings.adapter_weight,
+                    "adapter_cost": adapter_cost,
                     "block_size": block_size,
                     "kv_capacity": one.engine.kv_tokens // block_size,
                     "concurrency": max(1, one.concurrency // one.engine.data_parallel_size),
                 }
+
+
+def _adapters_to_move(worker: WorkerRecord, adapter: str) -> float:
+    """What it takes until the request's adapter is on the worker's device: to bring it, and by the share of places
+    there that are taken, to send another one away, which its own requests then need again."""
+    engine = worker.engine
+    if not adapter or adapter in engine.resident_loras:
+        return 0.0
+    return 1.0 + len(engine.resident_loras) / max(1, engine.max_loras)
 
 
 def _encoder(one: Assignment) -> dict[str, Any]:

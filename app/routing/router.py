@@ -5,7 +5,7 @@ The cost of a candidate is in KV blocks, after Dynamo's (https://docs.nvidia.com
     to prefill = (prompt - overlap_credit * overlap) + queue_weight * what others have yet to prefill there
     prefill_load_scale * to prefill + blocks of the requests placed there and of this one
         + active_request_weight * requests placed there + embedding_weight * MiB of embeddings to fetch
-        + adapter_weight where the request's adapter is not on the device
+        + adapter_weight * (1 + adapters on the device / max_loras) where the request's adapter is not among them
 
 and that of a decode worker has `transfer_weight` * (prompt - overlap_credit * overlap) in the first one's place. The
 overlap is the longest prefix of the prompt that is held there, or that prompts lately sent there have in common with

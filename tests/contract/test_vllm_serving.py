@@ -163,7 +163,8 @@ def test_the_plugins_are_announced() -> None:
     from importlib.metadata import entry_points
 
     general = {entry.value for entry in entry_points(group="vllm.general_plugins")}
-    assert general >= {"app.tensors.nixl_progress:install", "workers.cpu_amx:install"}
+    wanted = {"app.tensors.nixl_progress:install", "workers.cpu_amx:install", "workers.cpu_lora:install"}
+    assert general >= wanted
     assert {e.value for e in entry_points(group="vllm.platform_plugins")} >= {"app.torchvision_ops:define"}
 
 

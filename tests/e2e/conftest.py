@@ -13,11 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app import tiny_model
+from app import ports, tiny_model
 from app.launch import shared_memory
 from app.roles import TOPOLOGIES
-from tests.e2e.stack import Stack, close_clients, up
+from tests.e2e import adapters
+from tests.e2e.stack import LORA, Stack, close_clients, up
 from tests.e2e.vllm_server import Server, serve
+from tests.s3_server import S3_ENVIRONMENT
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +35,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     saved = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("TRIVET_")]:
         del os.environ[name]
-    os.environ |= {
+    os.environ |= _of_adapters(folder) | {
         "TRIVET_HOME": str(folder),
         "HF_HUB_OFFLINE": "1",
         # A tiny model's step is too short to share, and a second thread without a core makes it many times as long.
@@ -49,6 +51,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ.update(saved)
 
 
+def _of_adapters(folder: Path) -> dict[str, str]:
+    """Where adapters come from: tests/e2e/adapters.py has the rest. The cache keeps some ten of them."""
+    root = folder / "adapters"
+    root.mkdir()
+    return S3_ENVIRONMENT | {
+        "TRIVET_ADAPTERS__ALLOWED_ROOT": str(root),
+        "TRIVET_ADAPTERS__CACHE_DIRECTORY": str(folder / "adapter-cache"),
+        "TRIVET_ADAPTERS__CACHE_GB": "0.004",
+        "TRIVET_ADAPTERS__S3_ENDPOINT_URL": f"http://127.0.0.1:{ports.reserve()}",
+    }
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model.build(tmp_path_factory.mktemp("model") / "tiny")
@@ -56,8 +70,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 #: Of a test, the start of the topology that it is the first to ask for included.
 LIMIT_S = 600
-#: Last is what kills workers.
-FAULTS = "test_z_faults"
+#: Last is what kills workers: the modules whose names begin like this.
+FAULTS = "test_z_"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -73,7 +87,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _turn(item: pytest.Item) -> tuple[int, bool]:
     used = _topology(item)
-    return (0 if used is None else 1 + list(TOPOLOGIES).index(used), item.path.stem == FAULTS)
+    return (0 if used is None else 1 + list(TOPOLOGIES).index(used), item.path.stem.startswith(FAULTS))
 
 
 def _topology(item: pytest.Item) -> str | None:
@@ -110,7 +124,7 @@ class Stacks(Mapping[str, Stack]):
     def _start(self, topology: str) -> tuple[Stack, ExitStack]:
         # On one host embeddings are shared by name; here one topology takes the way between hosts.
         os.environ["TRIVET_TENSORS__TRANSPORT"] = "nixl" if topology == "e_pd" else "auto"
-        more = ["--replicas", "encode=2"] if topology == "e_pd" else []
+        more = [*LORA, "--replicas", "encode=2"] if topology == "e_pd" else [*LORA]
         end = ExitStack()
         try:
             return end.enter_context(up(f"e2e-{topology}", topology, self._model, *more)), end
@@ -144,6 +158,12 @@ def stacks(home: Path, model: Path) -> Iterator[Stacks]:
     used = {inode for process in psutil.process_iter() for inode in shared_memory.used_by(process.pid)}
     files = {name for name, inode in shared_memory.listing().items() if name not in before and inode not in used}
     assert files == set(), "shared memory left behind"
+
+
+@pytest.fixture(scope="session")
+def merged(home: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> adapters.Expected:
+    """What answers with and without adapters have to be; the adapters are in the root from then on."""
+    return adapters.answers(model, tmp_path_factory.mktemp("merged"))
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,8 @@ ENGINE = (
     "--dtype float32 --max-model-len 2048 --max-num-seqs 64 --max-num-batched-tokens 2048 --enforce-eager "
     "--skip-mm-profiling --block-size 32 --kv-cache-memory-bytes 268435456 --seed 0 --limit-mm-per-prompt"
 )
+#: Engines that take adapters: what the model itself answers must be the same with them.
+LORA = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "16", "--max-cpu-loras", "4")
 TOOL_PARSER = "hermes"
 #: Most media of each kind in a prompt.
 LIMITS = {"image": 4, "video": 1}

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
-from app import keys
+from app import adapters, keys
 from app.adapter_registry import AdapterRegistry
 from app.adapters import Adapter, AdapterRefused
 from app.messages import Assignment
 from app.registry import Registry, WorkerRecord
 from app.roles import ALL, Role
 from app.settings import Settings
-from app.settings_sections import WorkerSettings
+from app.settings_sections import MediaUrlSettings, WorkerSettings
 from tests.messages import worker
 from workers.adapters import Adapters
 from workers.loras import Limits
@@ -26,18 +26,24 @@ LEASE_S = 30.0
 
 
 class Sources:
-    """What lies where: uri -> version. `fetch` is what workers are given; `held` counts what was not released."""
+    """What lies where: uri -> version. `fetch` is what workers are given; `held` counts what was not released. With a
+    `gate` fetches wait for it, and `waiting` counts those that came to it."""
 
     def __init__(self) -> None:
         self.versions: dict[str, str] = {}
         self.held: Counter[str] = Counter()
         self.fetched: list[str] = []
+        self.gate: asyncio.Event | None = None
+        self.waiting = 0
 
     async def fetch(
         self, name: str, uri: str, _settings: Any, *, max_rank: int, base_model: str, version: str | None = None
     ) -> Adapter:
         assert base_model == MODEL
         await asyncio.sleep(0)
+        if self.gate is not None:
+            self.waiting += 1
+            await self.gate.wait()
         found = self.versions.get(uri)
         if found is None or (version is not None and version != found):
             raise AdapterRefused(f"nothing at {uri}")
@@ -78,18 +84,46 @@ class FakeLoras:
         self.loaded.remove(adapter)
 
 
-class Member:
-    """A worker of the cluster. Use `running`."""
+class RealSources(Sources):
+    """What really lies where, fetched and checked as a worker does, under the policy `urls` for archives."""
 
-    def __init__(self, redis: Any, sources: Sources, one: Assignment, *roles: Role, **more: Any) -> None:
+    def __init__(self, urls: MediaUrlSettings) -> None:
+        super().__init__()
+        self._urls = urls
+
+    async def fetch(
+        self, name: str, uri: str, settings: Any, *, max_rank: int, base_model: str, version: str | None = None
+    ) -> Adapter:
+        return await adapters.fetch(
+            name, uri, settings, max_rank=max_rank, base_model=base_model, version=version, urls=self._urls
+        )
+
+    def release(self, adapter: Adapter) -> None:
+        adapters.release(adapter)
+
+
+class Member:
+    """A worker of the cluster. Use `running`. `settings` are those of real sources."""
+
+    def __init__(
+        self,
+        redis: Any,
+        sources: Sources,
+        one: Assignment,
+        *roles: Role,
+        settings: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
         self.engine = FakeLoras(**more)
         self.redis = redis
         self.one = one
         self.roles = roles or tuple(ALL)
         self.registry = Registry(redis, LEASE_S)
         self.cluster = AdapterRegistry(redis, MODEL)
-        settings = Settings(model=MODEL, worker=WorkerSettings(heartbeat_s=0.1, lease_s=LEASE_S))
-        self.adapters = Adapters(one, self.engine, self.cluster, settings, sources.fetch, sources.release)
+        chosen: dict[str, Any] = {"model": MODEL, "worker": WorkerSettings(heartbeat_s=0.1, lease_s=LEASE_S)} | (
+            settings or {}
+        )
+        self.adapters = Adapters(one, self.engine, self.cluster, Settings(**chosen), sources.fetch, sources.release)
         self.registered = asyncio.Event()
         self.announcing = asyncio.Lock()
         self.tasks: list[asyncio.Task[None]] = []
@@ -147,8 +181,10 @@ class Member:
 
 
 @asynccontextmanager
-async def cluster(redis: Any, sources: Sources, *workers: Assignment) -> AsyncIterator[list[Member]]:
-    members = [Member(redis, sources, one) for one in workers]
+async def cluster(
+    redis: Any, sources: Sources, *workers: Assignment, settings: dict[str, Any] | None = None
+) -> AsyncIterator[list[Member]]:
+    members = [Member(redis, sources, one, settings=settings) for one in workers]
     async with contextlib.AsyncExitStack() as stack:
         for one in members:
             await stack.enter_async_context(one.running())

@@ -139,6 +139,42 @@ async def test_a_killed_worker_is_waited_for_no_longer(redis: Any, registry: Ada
             assert back.engine.loaded == ["sql@v1"]
 
 
+async def test_a_load_whose_workers_are_all_gone_ends(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
+    """Long before its time is over, so that its name is free again."""
+    one = Member(redis, sources, AGG)
+    one.engine.gate = asyncio.Event()
+    await one.start()
+    begun = await registry.begin("sql", SQL, 600.0)
+    await until(lambda: sources.fetched, "its part is under way")
+    await one.lose()
+    with pytest.raises(AdapterConflict):
+        await registry.begin("sql", "file:///other", 600.0)
+    ended = await registry.ended(begun, 600.0)
+    assert (ended.state, ended.reason) == ("failed", "all workers that could load it are gone")
+    with pytest.raises(ModelNotFound):
+        await resolve(registry)
+    async with Member(redis, sources, Assignment(worker=AGG.worker, incarnation="a-again")).running() as back:
+        assert back.adapters.held == []
+        sources.versions["file:///other"] = "o1"
+        assert (await load(registry, uri="file:///other")).version == "o1"
+
+
+async def test_a_worker_that_comes_back_takes_over_its_part(
+    redis: Any, registry: AdapterRegistry, sources: Sources
+) -> None:
+    one = Member(redis, sources, AGG)
+    one.engine.gate = asyncio.Event()
+    await one.start()
+    begun = await registry.begin("sql", SQL, 20.0)
+    await until(lambda: sources.fetched, "its part is under way")
+    await one.lose()
+    assert (await registry.last("sql") or begun).deserted > 0
+    async with Member(redis, sources, Assignment(worker=AGG.worker, incarnation="a-again")).running() as back:
+        ended = await registry.ended(begun, 20.0)
+        assert (ended.state, ended.workers[AGG.worker].incarnation) == ("published", "a-again")
+        assert ended.deserted == 0 and back.engine.loaded == ["sql@v1"]
+
+
 async def test_a_worker_that_drains_takes_no_part(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
     async with cluster(redis, sources, PREFILL, DECODE) as (_prefill, decode):
         await decode.drain()
@@ -212,6 +248,25 @@ async def test_who_joins_has_them_before_it_registers(redis: Any, registry: Adap
         try:
             found = {one.id: one.adapters for one in await late.registry.workers()}
             assert found[DECODE.worker] == ["other@o1", "sql@v1"]
+        finally:
+            await late.kill()
+
+
+async def test_who_joins_fetches_them_all_at_once(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
+    sources.versions |= {"file:///b": "b1", "file:///c": "c1"}
+    async with cluster(redis, sources, PREFILL):
+        await load(registry)
+        await load(registry, "b", "file:///b")
+        await load(registry, "c", "file:///c")
+        sources.gate, sources.waiting = asyncio.Event(), 0
+        late = Member(redis, sources, DECODE)
+        joining = asyncio.create_task(late.start())
+        try:
+            await until(lambda: sources.waiting == 3, "all are being fetched")
+            assert not late.registered.is_set()
+            sources.gate.set()
+            await joining
+            assert sorted(late.engine.loaded) == late.adapters.held == ["b@b1", "c@c1", "sql@v1"]
         finally:
             await late.kill()
 

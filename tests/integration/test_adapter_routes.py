@@ -3,29 +3,19 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
-from api import errors
-from api.adapters import Adapters
 from api.context import RequestContext
-from api.middleware import RequestId
-from api.middleware.api_key_guard import ApiKeyGuard
-from api.routes import loras
-from app.adapter_registry import AdapterRegistry, lora_number
+from app.adapter_registry import lora_number
 from app.errors import AdapterLoading, ModelNotFound
-from app.fleet import FleetView
-from app.registry import Registry
-from app.settings import Settings
-from tests.integration.adapter_cluster import LEASE_S, MODEL, Member, Sources, cluster
+from tests.integration.adapter_api import adapters, client
+from tests.integration.adapter_cluster import MODEL, Member, Sources, cluster
 from tests.messages import DECODE, PREFILL
 from tests.polling import until
 
-BASE = "http://127.0.0.1:8000"
 SQL = {"lora_name": "sql", "source": {"uri": "s3://a/sql"}}
 
 
@@ -40,22 +30,6 @@ def sources() -> Sources:
 async def members(redis: Any, sources: Sources) -> AsyncIterator[list[Member]]:
     async with cluster(redis, sources, PREFILL, DECODE) as made:
         yield made
-
-
-def adapters(redis: Any) -> Adapters:
-    """Those of one API process."""
-    fleet = FleetView(Registry(redis, LEASE_S), MODEL, lambda _gone: None)
-    return Adapters(AdapterRegistry(redis, MODEL), fleet, Settings(model=MODEL))
-
-
-def client(redis: Any, at: str = "127.0.0.1", **guard: Any) -> httpx.AsyncClient:
-    app = FastAPI()
-    app.state.services = SimpleNamespace(adapters=adapters(redis))
-    app.add_middleware(ApiKeyGuard, **{"keys": (), "open_metrics": False} | guard)
-    app.add_middleware(RequestId)
-    errors.install(app)
-    app.include_router(loras.router)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=(at, 1)), base_url=BASE, timeout=30)
 
 
 @pytest.fixture

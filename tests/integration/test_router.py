@@ -455,8 +455,9 @@ async def test_a_deadline_long_gone_changes_nothing(redis: Any) -> None:
 
 
 async def test_an_adapter_goes_where_it_ran_last(redis: Any) -> None:
-    resident = ROOMY.model_copy(update={"resident_loras": ["sql@v1"]})
-    fleet = Fleet((roomy(AGG, *ALL), roomy(OTHER_AGG, *ALL, engine=resident)))
+    empty = ROOMY.model_copy(update={"max_loras": 2})
+    resident = empty.model_copy(update={"resident_loras": ["sql@v1"]})
+    fleet = Fleet((roomy(AGG, *ALL, engine=empty), roomy(OTHER_AGG, *ALL, engine=resident)))
     routes, reservations = router(redis), Reservations(redis, 10.0)
 
     async def alone(adapter: str) -> Any:
@@ -465,5 +466,24 @@ async def test_an_adapter_goes_where_it_ran_last(redis: Any) -> None:
         return found
 
     assert {(await alone("sql@v1")).worker for _ in range(8)} == {OTHER_AGG.worker}
-    assert {(await alone("sql@v2")).worker for _ in range(20)} == {AGG.worker, OTHER_AGG.worker}
+    assert {(await alone("sql@v2")).worker for _ in range(8)} == {AGG.worker}, "it has room"
     assert {(await alone("")).worker for _ in range(20)} == {AGG.worker, OTHER_AGG.worker}
+
+
+async def test_an_adapter_costs_by_what_it_takes_to_bring_it(redis: Any) -> None:
+    def fleet(*resident: str) -> Fleet:
+        return Fleet(
+            (roomy(AGG, *ALL, engine=ROOMY.model_copy(update={"max_loras": 2, "resident_loras": [*resident]})),)
+        )
+
+    async def cost(adapter: str, *resident: str) -> float:
+        (candidate,) = (
+            await router(redis, adapter_weight=5.0).explain(fleet(*resident), ask(adapter=adapter))
+        ).candidates
+        return candidate.cost or 0.0
+
+    plain = await cost("")
+    assert await cost("", "a@1", "b@1") == plain
+    assert await cost("a@1", "a@1", "b@1") == plain
+    found = [await cost("a@1", *resident) - plain for resident in ((), ("b@1",), ("b@1", "c@1"))]
+    assert found == pytest.approx([5.0, 7.5, 10.0])

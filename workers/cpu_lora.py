@@ -1,0 +1,56 @@
+"""Adapter to vLLM: LoRA on CPUs, where its kernels take "no adapter" for the last one.
+
+A token without an adapter has the index -1, which the kernels for GPUs pass over. Those for CPUs look it up: in a batch
+with an adapter's requests, the model's own ran with whatever is, or was, in the last of `--max-loras` places. And they
+change one row of logits for each request, which the rows of a prompt that is scored are not: with two requests in the
+batch the engine died. A general plugin of vLLM's, since those run in its engine's process (see pyproject.toml).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+#: All others are made of these.
+KERNELS = ("bgmv_expand", "bgmv_expand_slice", "bgmv_shrink")
+
+Kernel = Callable[..., None]
+
+
+def install() -> None:
+    """Mend the kernels of this process, where the engine computes on CPUs; once."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper import punica_cpu
+
+    if getattr(lora_ops.bgmv_shrink, "passes_over_none", False):
+        return
+    for name in KERNELS:
+        kernel = _for_adapters_alone(getattr(lora_ops, name))
+        setattr(lora_ops, name, kernel)
+        setattr(punica_cpu, name, kernel)
+    wrapper: Any = punica_cpu.PunicaWrapperCPU
+    wrapper.add_lora_logits = _of_answers_alone(wrapper.add_lora_logits)
+
+
+def _for_adapters_alone(kernel: Kernel) -> Kernel:
+    def run(inputs: Any, weights: Any, output: Any, indices: Any, *more: Any, **named: Any) -> None:
+        there = inputs.masked_fill((indices < 0).unsqueeze(1), 0)
+        kernel(there, weights, output, indices, *more, **named)
+
+    run.passes_over_none = True  # type: ignore[attr-defined]
+    return run
+
+
+def _of_answers_alone(change: Kernel) -> Kernel:
+    def add_lora_logits(self: Any, y: Any, x: Any, *more: Any, **named: Any) -> None:
+        if self.is_prefill and self.no_lora:
+            return
+        if x.numel() // x.shape[-1] != self.sampler_indices.shape[0]:
+            return  # of a prompt, and nothing says whose: its scores are without what an adapter changes of lm_head
+        change(self, y, x, *more, **named)
+
+    return add_lora_logits
