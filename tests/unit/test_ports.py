@@ -49,28 +49,43 @@ def test_no_port_is_given_twice_on_a_host(monkeypatch: pytest.MonkeyPatch) -> No
     try:
         theirs = [int(port) for port in child.stdout.readline().split()]
         assert len(theirs) == 20
-        # The kernel is made to offer their ports, which are free, before any other.
-        monkeypatch.setattr(socket, "socket", offering(theirs))
+        monkeypatch.setattr(ports, "_candidates", lambda: iter([*theirs, 0]))
         assert ports.reserve() not in theirs
     finally:
         child.stdin.close()
         child.wait(10)
         child.stdout.close()
-    monkeypatch.setattr(socket, "socket", offering(theirs))
     assert ports.reserve() == theirs[0], "a port is free again when its process has ended"
 
 
-def offering(wanted: list[int]) -> type[socket.socket]:
-    """A socket class that binds to these ports first where any would do."""
-    left = list(wanted)
+def test_the_kernel_gives_a_reserved_port_to_no_connection() -> None:
+    """Engines bind their port half a minute later: a connection that had it would keep them from it."""
+    low, high = (int(end) for end in ports.KERNEL_RANGE.read_text().split())
+    assert not any(low <= ports.reserve() <= high for _ in range(100))
 
-    class Offering(socket.socket):
-        def bind(self, address: object) -> None:
-            if isinstance(address, tuple) and address[1] == 0 and left:
-                address = (address[0], left.pop(0))
-            super().bind(address)  # type: ignore[arg-type]
 
-    return Offering
+@pytest.mark.parametrize(
+    ("kernel", "given"),
+    [
+        ("32768\t60999\n", {*range(20_000, 32_768), *range(61_000, 65_536)}),
+        ("15000\t60999\n", set(range(61_000, 65_536))),
+        ("1024\t65535\n", {0}),
+        ("1024\t65000\n", {0}),
+    ],
+)
+def test_only_what_the_kernel_leaves_is_tried(
+    kernel: str, given: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ports, "KERNEL_RANGE", tmp_path / "range")
+    ports.KERNEL_RANGE.write_text(kernel)
+    tried = [*ports._candidates()]
+    assert len(tried) == ports.TRIES and set(tried) <= given
+
+
+def test_a_port_that_somebody_listens_on_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(ports, "_candidates", lambda: iter([taken.getsockname()[1], 0]))
+        assert ports.reserve() != taken.getsockname()[1]
 
 
 def test_the_reservation_leaves_no_file_and_nothing_to_inherit() -> None:
