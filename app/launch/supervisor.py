@@ -141,9 +141,10 @@ class Supervisor:
                 key = self._order.api_key
                 await readiness.first_request(layout.client, self.state.api_url, self.state.model, key)
         except TimeoutError:
-            late = ", ".join(one.name for one in self._components if not one.ready_once.is_set())
+            late = [one.name for one in self._components if not one.ready_once.is_set()]
+            limit = f"{self._order.timeout_s:.0f} s (--timeout)"
             raise StartFailed(
-                "", f"not up after {self._order.timeout_s:.0f} s (--timeout), waiting for {late or waited_for}"
+                late[0] if late else "", f"not up after {limit}, waiting for {', '.join(late) or waited_for}"
             ) from None
         self.state.phase = Phase.READY
         self._changed()
