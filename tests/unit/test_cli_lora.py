@@ -1,14 +1,14 @@
 """app.cli.lora: what it asks the API, and what it shows."""
 
 import json
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 from app.cli import api_client
-from app.cli.main import app
+from tests import cli
 
 FOUND = {"lora_name": "sql", "version": "v1", "rank": 8, "size": 1_500_000, "uri": "s3://a/sql"}
 
@@ -27,18 +27,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         data = [] if "empty" in request.url.host else [FOUND]
         return httpx.Response(200, json={"message": "sql is loaded on 2 workers", "id": "sql@v1", "data": data})
 
-    def connect(url: str | None, name: str, read_timeout_s: float, *, admin: bool) -> httpx.Client:
-        assert admin
-        return httpx.Client(base_url=url or "http://api", transport=httpx.MockTransport(answer))
-
-    monkeypatch.setattr(api_client, "connect", connect)
+    cli.answer_by(monkeypatch, answer, admin=True)
     return seen
 
 
-def run(*words: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["lora", *words])
-    assert result.exit_code == code, result.output
-    return result.output
+run = partial(cli.run, "lora")
 
 
 def test_load_and_unload(asked: list[Any]) -> None:

@@ -1,16 +1,16 @@
 """app.cli.route: what it asks the API, and what it shows."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
-from app.cli import api_client, route
-from app.cli.main import app
+from app.cli import route
 from app.routing import Explanation
+from tests import cli
 
 FOUND = Explanation(
     policy="kv",
@@ -42,17 +42,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             return httpx.Response(404, json={"error": {"message": "no such endpoint"}})
         return httpx.Response(200, text=FOUND.model_dump_json())
 
-    def connect(url: str | None, name: str, read_timeout_s: float) -> httpx.Client:
-        return httpx.Client(base_url=url or "http://api", transport=httpx.MockTransport(answer))
-
-    monkeypatch.setattr(api_client, "connect", connect)
+    cli.answer_by(monkeypatch, answer)
     return seen
 
 
-def run(*words: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["route", *words])
-    assert result.exit_code == code, result.output
-    return result.output
+run = partial(cli.run, "route")
 
 
 def test_the_choice_alone(asked: list[Any]) -> None:
