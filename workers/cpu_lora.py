@@ -19,21 +19,28 @@ Kernel = Callable[..., None]
 
 def install() -> None:
     """Mend the kernels of this process, where the engine computes on CPUs; once."""
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
+    if is_sound():
         return
     from vllm.lora.ops.torch_ops import lora_ops
     from vllm.lora.punica_wrapper import punica_cpu
 
-    if getattr(lora_ops.bgmv_shrink, "passes_over_none", False):
-        return
     for name in KERNELS:
         kernel = _for_adapters_alone(getattr(lora_ops, name))
         setattr(lora_ops, name, kernel)
         setattr(punica_cpu, name, kernel)
     wrapper: Any = punica_cpu.PunicaWrapperCPU
     wrapper.add_lora_logits = _of_answers_alone(wrapper.add_lora_logits)
+
+
+def is_sound() -> bool:
+    """Whether this process computes on something else, or is mended: vLLM reads its plugins when it reads its flags."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return True
+    from vllm.lora.ops.torch_ops import lora_ops
+
+    return getattr(lora_ops.bgmv_shrink, "passes_over_none", False)
 
 
 def _for_adapters_alone(kernel: Kernel) -> Kernel:

@@ -16,6 +16,7 @@ from app.roles import KVRole, Role, kv_role
 from app.settings import Settings, SettingsError
 from app.settings_sections import MediaSettings
 from app.tensors import nixl_progress
+from workers import cpu_lora
 from workers.kv_events import sources
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,11 @@ def _refuse_lora_flags(args: Any) -> None:
         raise SettingsError(
             "engine.args: --lora-target-modules is not supported: of an adapter with other modules vLLM would run a "
             "part, or nothing, under its name"
+        )
+    if args.enable_lora and not cpu_lora.is_sound():
+        raise SettingsError(
+            "engine.args: --enable-lora needs vLLM's plugin trivet_cpu_lora here, or requests for the model would be "
+            "answered with an adapter: install Trivet again, and if VLLM_PLUGINS is set, name the plugin there"
         )
 
 

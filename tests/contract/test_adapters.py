@@ -267,3 +267,17 @@ def test_vllms_flags_are_the_limits(vllm: Any, tiny: Any) -> None:
         engine = chosen.engine.model_copy(update={"args": f"{flags} {refused}"})
         with pytest.raises(SettingsError, match=refused.split()[0]):
             engine_args.build(chosen.model_copy(update={"engine": engine}), None)
+
+
+def test_engines_that_would_mix_adapters_up_are_refused(vllm: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM has read its plugins with its flags, and not this one where VLLM_PLUGINS leaves it out."""
+    from vllm.lora.ops.torch_ops import lora_ops
+
+    from workers import cpu_lora, engine_args
+
+    chosen = Settings(model=str(tiny), engine={"args": "--enable-lora --max-lora-rank 8"})
+    assert engine_args.build(chosen, None).enable_lora and cpu_lora.is_sound()
+    monkeypatch.delattr(lora_ops.bgmv_shrink, "passes_over_none")
+    with pytest.raises(SettingsError, match="trivet_cpu_lora"):
+        engine_args.build(chosen, None)
+    assert not engine_args.build(Settings(model=str(tiny)), None).enable_lora
