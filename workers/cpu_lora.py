@@ -29,7 +29,8 @@ def install() -> None:
         setattr(lora_ops, name, kernel)
         setattr(punica_cpu, name, kernel)
     wrapper: Any = punica_cpu.PunicaWrapperCPU
-    wrapper.add_lora_logits = _of_answers_alone(wrapper.add_lora_logits)
+    wrapper.add_lora_linear = _where_any_has_one(wrapper.add_lora_linear)
+    wrapper.add_lora_logits = _where_any_has_one(_of_answers_alone(wrapper.add_lora_logits))
 
 
 def is_sound() -> bool:
@@ -52,10 +53,18 @@ def _for_adapters_alone(kernel: Kernel) -> Kernel:
     return run
 
 
+def _where_any_has_one(change: Kernel) -> Kernel:
+    """Most batches have no adapter, and vLLM would still make each layer's buffers."""
+
+    def add(self: Any, *arguments: Any, **named: Any) -> None:
+        if not (self.is_prefill and self.no_lora):
+            change(self, *arguments, **named)
+
+    return add
+
+
 def _of_answers_alone(change: Kernel) -> Kernel:
     def add_lora_logits(self: Any, y: Any, x: Any, *more: Any, **named: Any) -> None:
-        if self.is_prefill and self.no_lora:
-            return
         if x.numel() // x.shape[-1] != self.sampler_indices.shape[0]:
             return  # of a prompt, and nothing says whose: its scores are without what an adapter changes of lm_head
         change(self, y, x, *more, **named)

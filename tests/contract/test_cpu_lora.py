@@ -68,11 +68,11 @@ def test_the_logits_of_a_prompt_are_left_alone(punica: Any, torch: Any, weights:
     assert not found.any()
 
 
-def test_nothing_is_computed_for_a_batch_without_adapters(punica: Any, torch: Any, weights: Any) -> None:
+def test_nothing_is_computed_for_a_batch_without_adapters(punica: Any, torch: Any) -> None:
     from vllm.lora.layers import LoRAMapping
 
     punica.update_metadata(LoRAMapping((0, 0), (0, 0), is_prefill=True), PLACES, len(PLACES) + 1, 100)
-    found, (down, up) = torch.zeros(2, OUTPUTS), weights
-    punica.add_lora_linear(found, torch.ones(2, INPUTS), (down,), (up,), 1.0, (OUTPUTS,))
+    found = torch.zeros(2, OUTPUTS)
+    punica.add_lora_linear(found, torch.ones(2, INPUTS), (None,), (None,), 1.0, (OUTPUTS,))
     punica.add_lora_logits(found, torch.ones(2, INPUTS), None, None, 1.0)
     assert not found.any()
