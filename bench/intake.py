@@ -1,8 +1,10 @@
 """What media cost the API: large pictures beside text requests, CPU for each picture, hashing.
 
-    python -m bench.intake --model DIR [--rounds 5] [--uploads 100] [--mb 10]
+    python -m bench.intake --model DIR [--rounds 5] [--uploads 100] [--mb 10] [--step-ms 0]
 
-The API's real process, with a worker that answers at once: what workers do with media is not measured here.
+The API's real process, with a worker that answers at once: what workers do with media is not measured here. With
+`--step-ms` a request has its first token at the next step, as from an engine, and the ratio is that of what
+clients see; without, it is that of the API's own share.
 
 Text requests beside `--uploads` large pictures that all come at the same time, as data: URLs; CPU time of the API for a
 picture of 1 MB, as a data: URL and from a host on loopback, beyond that for a request without one; and the rate of the
@@ -197,8 +199,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--uploads", type=int, default=100)
     parser.add_argument("--mb", type=float, default=10.0)
+    parser.add_argument("--step-ms", type=float, default=0.0, help="of the worker; 0: it answers at once")
     args = parser.parse_args()
-    with api_alone.running(args.model, SETTINGS) as alone:
+    with api_alone.running(args.model, SETTINGS, args.step_ms) as alone:
         costs = cpu_costs(alone, args.rounds)
         s = uvloop.run(beside_text(alone, args))
     rows = {

@@ -26,6 +26,12 @@ BEGIN_S = 10.0
 PACED = 1 << 18
 #: A piece, of about 100 KB, takes a few hundred microseconds.
 PAUSE_S = 0.001
+#: Where the loop was late by more than that, the pause goes on for so many times as long; it has an end, and so has the
+#: time that a body takes beside any load.
+YIELD = 4
+LONGEST_PAUSE_S = 0.02
+#: More than there are bodies.
+_BEFORE_ALL = 1 << 62
 #: Where a request's scope has its memory.
 ROOM = "trivet.body_room"
 #: Of a declared length: more are no size, and Python refuses to read thousands.
@@ -54,8 +60,11 @@ class BodyLimit:
         if declared.isdigit() and (len(declared) > MAX_DIGITS or int(declared) > limit):
             return await _refuse(limit, scope)(scope, receive, send)
         room = scope[ROOM] = self._memory.room()
-        body = _Body(receive, limit, int(declared) if declared.isdigit() else None, room, self._turns)
+        length = int(declared) if declared.isdigit() else None
+        body = _Body(receive, limit, length, room, self._turns)
         try:
+            if (length or 0) > PACED:
+                await self._turns.begin()
             await self._app(scope, body.receive, send)
         finally:
             room.shrink(0)
@@ -72,8 +81,9 @@ class Turns:
     """One at a time, and a pause after each if more are waiting: so that the pieces of large bodies, however many come,
     leave most of the event loop to everything else.
 
-    Of those that wait, the body that began first has the next turn. Fair shares would end all bodies together, and what
-    has to be done with a whole one would be done for all of them in one go.
+    Of those that wait, a request that has yet to begin has the next turn, and after these the body that began first.
+    Fair shares would end all bodies together, and what has to be done with a whole one would be done for all of them in
+    one go.
     """
 
     def __init__(self) -> None:
@@ -85,14 +95,31 @@ class Turns:
         """The place of a body that begins now."""
         return next(self._numbers)
 
+    async def begin(self) -> None:
+        """Before anything is done for the request: a hundred that come at once would keep the loop for a while."""
+        await self.take(self.number() - _BEFORE_ALL)
+
     async def take(self, number: int) -> None:
         if self._taken:
             await self._wait(number)
         self._taken = True
         try:
-            await asyncio.sleep(PAUSE_S if self._waiting else 0)
+            if self._waiting:
+                await self._pause()
+            else:
+                await asyncio.sleep(0)
         finally:
             self._pass_on()
+
+    async def _pause(self) -> None:
+        """The longer, the later the loop is, which everybody else waits for, too: a text request takes a dozen turns of
+        the loop to its first token."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + PAUSE_S
+        await asyncio.sleep(PAUSE_S)
+        late = loop.time() - due
+        if late > PAUSE_S:
+            await asyncio.sleep(min(YIELD * late, LONGEST_PAUSE_S))
 
     async def _wait(self, number: int) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

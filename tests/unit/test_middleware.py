@@ -1,7 +1,9 @@
 """api.middleware, under a real ASGI application."""
 
 import asyncio
+import itertools
 import re
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -264,6 +266,42 @@ async def test_the_body_that_began_first_is_whole_first() -> None:
 
     await asyncio.gather(*(body(turns.number()) for _ in range(8)))
     assert order == list(range(8))
+
+
+async def test_requests_begin_before_bodies_go_on() -> None:
+    turns, order = Turns(), []
+
+    async def begun(name: str) -> None:
+        await turns.begin()
+        order.append(name)
+
+    async def piece() -> None:
+        await turns.take(turns.number())
+        order.append("piece")
+
+    await asyncio.gather(piece(), piece(), begun("first"), begun("second"), piece())
+    assert order == ["piece", "first", "second", "piece", "piece"]
+
+
+async def test_a_loop_that_is_late_has_longer_pauses() -> None:
+    """What waits has a dozen turns of the loop to its answer: one piece in each is too many."""
+    turns, passes, order = Turns(), [0], []
+
+    async def busy() -> None:
+        while True:
+            passes[0] += 1
+            time.sleep(0.005)  # noqa: ASYNC251  (it is the loop that is to be late)
+            await asyncio.sleep(0)
+
+    async def piece(number: int) -> None:
+        await turns.take(number)
+        order.append(passes[0])
+
+    other = asyncio.create_task(busy())
+    await asyncio.gather(*(piece(number) for number in range(6)))
+    other.cancel()
+    # The last has nobody that waits behind it, and no pause.
+    assert all(later - earlier >= 3 for earlier, later in itertools.pairwise(order[:5]))
 
 
 async def test_a_body_whose_client_leaves_passes_its_turn_on() -> None:
