@@ -36,7 +36,8 @@ class RequestContext:
 
     `media_tokens` is filled with the first output: how many tokens a medium takes, only the worker knows. `session` and
     `priority` are for the router, which answers with `decisions`, one for each choice and migration. `timings` are
-    there if the client asks for them. `inputs` is the turn of each input of a request that has many.
+    there if the client asks for them. `inputs` is the turn of each input of a request that has many, and `over` says
+    that none begins any more.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class RequestContext:
     decisions: list[Decision] = field(default_factory=list)
     on_close: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     inputs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(INPUTS_AT_ONCE))
+    over: bool = False
 
     def decided(self, decision: Decision) -> None:
         """The request, or one choice of its answer, has its place."""

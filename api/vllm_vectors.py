@@ -16,7 +16,10 @@ from app.messages import Delta
 
 
 class Vector(Iterated[PoolingRequestOutput]):
-    """What `encode` answers: one output, when it is the input's turn and a worker has made it."""
+    """What `encode` answers: one output, when it is the input's turn and a worker has made it.
+
+    Of a request that is over none begins any more: vLLM closes them one after another, and each lets another one in.
+    """
 
     def __init__(self, pipeline: Pipeline, context: RequestContext, job: Job, request_id: str) -> None:
         super().__init__()
@@ -28,11 +31,18 @@ class Vector(Iterated[PoolingRequestOutput]):
     async def _outputs(self) -> AsyncGenerator[PoolingRequestOutput, None]:
         try:
             async with self._context.inputs:
+                if self._context.over:
+                    return
                 final = await self._final()
         except TrivetError as error:
+            self._context.over = True
             self._context.failure = error.failure()
             raise vllm_outputs.PipelineError(error) from error
         yield vllm_outputs.pooled(self._request_id, self.job.prompt.token_ids, final)
+
+    async def aclose(self) -> None:
+        self._context.over = True
+        await super().aclose()
 
     async def _final(self) -> Delta:
         timings, stream = self._context.timings, self._pipeline.stream

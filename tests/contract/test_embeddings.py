@@ -197,6 +197,18 @@ async def test_the_deadline_ends_them_all(embedding: Surface, workers: Workers) 
     assert (len(workers.jobs), workers.here, embedding.services.in_flight) == (2, 0, 0)
 
 
+async def test_those_that_wait_for_their_turn_never_begin(
+    embedding: Surface, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "INPUTS_AT_ONCE", 3)
+    workers.gate, workers.failing = asyncio.Event(), [3]
+    many = [[n + 4] for n in range(20)]
+    found = await embedding.http.post(PATH, json={"input": many}, headers={"X-Request-Timeout": "0.3"})
+    assert (found.status_code, len(workers.jobs)) == (504, 3)
+    found = await embedding.post(PATH, input=[[3], *many])
+    assert (found.status_code, len(workers.jobs), workers.here) == (503, 4, 0)
+
+
 async def test_timings(embedding: Surface, workers: Workers) -> None:
     found = await embedding.http.post(PATH, json={"input": ["a", "b"]}, headers={"X-Trivet-Timings": "1"})
     told = json.loads(found.headers["X-Trivet-Timings"])
