@@ -12,15 +12,19 @@ from app import api_keys
 from app.errors import WrongEndpoint
 from app.launch.errors import StartFailed
 from app.registry import Registry
+from app.roles import Does
 
 POLL_S = 0.3
 HTTP_TIMEOUT_S = 5.0
 #: The first request compiles and warms up: it may take longer than any other.
 FIRST_REQUEST_TIMEOUT_S = 120.0
 #: The smallest requests, of which a model answers one.
-FIRST_REQUESTS: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1},
-    "/v1/embeddings": {"input": "Hello"},
+FIRST_REQUESTS: dict[Does, tuple[str, dict[str, Any]]] = {
+    Does.GENERATE: (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1},
+    ),
+    Does.EMBED: ("/v1/embeddings", {"input": "Hello"}),
 }
 
 
@@ -40,24 +44,24 @@ async def answers(client: httpx.AsyncClient, url: str) -> bool:
         return False
 
 
-async def first_request(client: httpx.AsyncClient, url: str, model: str, key: str | None) -> None:
-    """Return when the API counts itself ready and a small request has succeeded.
+async def first_request(client: httpx.AsyncClient, url: str, model: str, key: str | None) -> Does:
+    """Return when the API counts itself ready and a small request has succeeded: what the model does.
 
     Raises StartFailed for a refusal that asking again will not change.
     """
-    headers, endpoints = api_keys.headers(key), list(FIRST_REQUESTS)
+    headers, left = api_keys.headers(key), list(FIRST_REQUESTS)
     while True:
         if await answers(client, f"{url}/health/ready"):
-            endpoint = endpoints[0]
-            body = {"model": model, **FIRST_REQUESTS[endpoint]}
+            endpoint, asked = FIRST_REQUESTS[left[0]]
+            body = {"model": model, **asked}
             try:
                 answer = await client.post(url + endpoint, json=body, headers=headers, timeout=FIRST_REQUEST_TIMEOUT_S)
             except httpx.HTTPError:
                 answer = None
             if answer is not None and answer.status_code == 200:
-                return
-            if answer is not None and len(endpoints) > 1 and _of_error(answer, "code") == WrongEndpoint.code:
-                del endpoints[0]  # the model does something else
+                return left[0]
+            if answer is not None and len(left) > 1 and _of_error(answer, "code") == WrongEndpoint.code:
+                del left[0]  # the model does something else
                 continue
             if answer is not None and answer.status_code < 500 and answer.status_code != 429:
                 raise StartFailed("api", f"a first request was refused ({answer.status_code}): {error_message(answer)}")

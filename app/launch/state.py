@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from app.launch import sessions
 from app.launch.errors import LaunchError
+from app.roles import Does
 
 HOME_VARIABLE = "TRIVET_HOME"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,40}")
@@ -56,8 +57,8 @@ class ComponentState(BaseModel):
 class State(BaseModel):
     """One `up`. `ticks` is the supervisor's start in clock ticks since boot, `started` the same in unix seconds.
 
-    `needs_key`: the API is for clients with a key. `api_keys_file` has some, if it was named; none is in here.
-    `tensors` is `tensors.directory`, which whoever reads this may have set otherwise.
+    `does` is known when it is ready. `needs_key`: the API is for clients with a key. `api_keys_file` has some, if it
+    was named; none is in here. `tensors` is `tensors.directory`, which whoever reads this may have set otherwise.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -68,6 +69,7 @@ class State(BaseModel):
     started: float
     topology: str
     model: str
+    does: Does = Does.GENERATE
     phase: Phase = Phase.STARTING
     failed_component: str = ""
     reason: str = ""

@@ -139,7 +139,9 @@ class Supervisor:
                 await self._launch(group, rest + ([layout.flower()] if self.state.flower_url else []))
                 waited_for = "a first request to succeed"
                 key = self._order.api_key
-                await readiness.first_request(layout.client, self.state.api_url, self.state.model, key)
+                self.state.does = await readiness.first_request(
+                    layout.client, self.state.api_url, self.state.model, key
+                )
         except TimeoutError:
             late = [one.name for one in self._components if not one.ready_once.is_set()]
             limit = f"{self._order.timeout_s:.0f} s (--timeout)"

@@ -12,6 +12,7 @@ from rich.text import Text
 from app.launch.process import tail
 from app.launch.state import ComponentState, Phase, State
 from app.redis import redacted
+from app.roles import Does
 
 COLOURS = {Phase.READY: "green", Phase.FAILED: "red", Phase.RESTARTING: "yellow"}
 TAIL_LINES = 20
@@ -75,23 +76,32 @@ def _line(one: ComponentState) -> str:
 def ready(state: State, stop: str) -> str:
     """What to do with a topology that is up. `stop` says how it ends."""
     redis = state.redis_url if "@" not in state.redis_url else redacted(state.redis_url)
-    body = f'{{"model": "{state.model}", "messages": [{{"role": "user", "content": "Hello"}}], "stream": true}}'
-    headers = "-H 'Content-Type: application/json'"
-    if state.needs_key:
-        headers += ' -H "Authorization: Bearer $OPENAI_API_KEY"'
     lines = [
         f"Ready in {time.time() - state.started:.0f} s: {state.model} ({state.topology})",
         f"  API     {state.api_url}",
         f"  Flower  {state.flower_url}" if state.flower_url else "",
         f"  Redis   redis-cli -u {redis}{'' if state.owns_redis else '   (was there before)'}",
         f"  logs    {state.logs}",
-        f"  try     curl -N {state.api_url}/v1/chat/completions {headers} -d '{body}'",
-        "          trivet chat 'Hello'"
-        if state.name == "default"
-        else f"          trivet chat --name {state.name} 'Hello'",
+        *_examples(state),
         f"  stop    {stop}",
     ]
     return "\n".join(line for line in lines if line)
+
+
+def _examples(state: State) -> list[str]:
+    """Of what the model does."""
+    headers = "-H 'Content-Type: application/json'"
+    if state.needs_key:
+        headers += ' -H "Authorization: Bearer $OPENAI_API_KEY"'
+    if state.does is Does.EMBED:
+        body = f'{{"model": "{state.model}", "input": "Hello"}}'
+        return [f"  try     curl {state.api_url}/v1/embeddings {headers} -d '{body}'"]
+    body = f'{{"model": "{state.model}", "messages": [{{"role": "user", "content": "Hello"}}], "stream": true}}'
+    name = "" if state.name == "default" else f"--name {state.name} "
+    return [
+        f"  try     curl -N {state.api_url}/v1/chat/completions {headers} -d '{body}'",
+        f"          trivet chat {name}'Hello'",
+    ]
 
 
 def failure(state: State) -> str:

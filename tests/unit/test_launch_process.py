@@ -20,6 +20,7 @@ from app.launch.errors import LaunchError, StartFailed
 from app.launch.process import Process, ProcessSpec, describe, tail
 from app.launch.shared_memory import Ledger
 from app.launch.state import ComponentState, Phase, State, StateDirectory
+from app.roles import Does
 from app.tensors import folder
 from tests.polling import until
 
@@ -453,6 +454,13 @@ def test_a_failed_start_shows_the_end_of_the_log(tmp_path: Path) -> None:
     assert told.endswith(f"api: exited with code 1 before it was ready; its whole log is {tmp_path / 'log'}")
     now.failed_component = ""
     assert view.failure(now) == "trivet: exited with code 1 before it was ready"
+
+
+def test_what_to_try_is_what_the_model_does(tmp_path: Path) -> None:
+    writes = view.ready(state(tmp_path), "trivet down")
+    assert "/v1/chat/completions" in writes and "trivet chat" in writes and "/v1/embeddings" not in writes
+    embeds = view.ready(state(tmp_path).model_copy(update={"does": Does.EMBED, "needs_key": True}), "trivet down")
+    assert "/v1/embeddings" in embeds and "$OPENAI_API_KEY" in embeds and "chat" not in embeds
 
 
 def test_the_address_of_redis_is_shown_without_its_password(tmp_path: Path) -> None:

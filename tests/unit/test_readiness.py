@@ -10,6 +10,7 @@ import pytest
 
 from app.launch import readiness
 from app.launch.errors import StartFailed
+from app.roles import Does
 
 Asked = list[tuple[str, dict[str, object]]]
 
@@ -18,8 +19,8 @@ def refused(status: int, code: str) -> httpx.Response:
     return httpx.Response(status, json={"error": {"message": "no", "code": code}})
 
 
-async def ask(posted: Callable[[str], httpx.Response]) -> Asked:
-    """What is posted until the first success."""
+async def ask(posted: Callable[[str], httpx.Response]) -> tuple[Does, Asked]:
+    """What the model does, and what is posted until the first success."""
     asked: Asked = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -29,18 +30,19 @@ async def ask(posted: Callable[[str], httpx.Response]) -> Asked:
         return posted(request.url.path)
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
-        await readiness.first_request(client, "http://api", "m", None)
-    return asked
+        return await readiness.first_request(client, "http://api", "m", None), asked
 
 
 async def test_a_model_that_writes_is_asked_for_a_token() -> None:
-    ((path, body),) = await ask(lambda _: httpx.Response(200, json={}))
+    does, ((path, body),) = await ask(lambda _: httpx.Response(200, json={}))
+    assert does is Does.GENERATE
     assert (path, body["model"], body["max_tokens"]) == ("/v1/chat/completions", "m", 1)
 
 
 async def test_a_model_that_embeds_is_asked_for_a_vector() -> None:
     chat = "/v1/chat/completions"
-    found = await ask(lambda path: refused(404, "not_found") if path == chat else httpx.Response(200, json={}))
+    does, found = await ask(lambda path: refused(404, "not_found") if path == chat else httpx.Response(200, json={}))
+    assert does is Does.EMBED
     assert [path for path, _ in found] == [chat, "/v1/embeddings"]
     assert found[1][1] == {"model": "m", "input": "Hello"}
 
