@@ -67,12 +67,21 @@ class Tick:
 
     async def _exchange(self, commands: list[Command]) -> list[Any]:
         await self._connection.send_packed_command(self._connection.pack_commands(commands))
-        return [await self._answer(command[0]) for command in commands]
+        # All of them, before anything is made of one: what is left unread would be the next commands' answers.
+        answers = [await self._answer() for _ in commands]
+        return [self._read(name, answer) for (name, *_), answer in zip(commands, answers, strict=True)]
 
-    async def _answer(self, name: str) -> Any:
+    async def _answer(self) -> Any:
         try:
-            found = await self._connection.read_response()
+            return await self._connection.read_response()
         except ResponseError as error:
             return error
+
+    def _read(self, name: str, answer: Any) -> Any:
         convert = self._redis.response_callbacks.get(name)
-        return found if convert is None else convert(found)
+        if convert is None or isinstance(answer, ResponseError):
+            return answer
+        try:
+            return convert(answer)
+        except Exception as error:  # it is none of the others'
+            return error

@@ -48,6 +48,17 @@ async def test_one_that_the_server_refuses_does_not_fail_the_others(client: Any)
     assert [answers[0], answers[2], await tick.run("GET", "text")] == [b"1"] * 3
 
 
+async def test_an_answer_that_cannot_be_read_is_not_taken_for_anothers(client: Any) -> None:
+    tick = Tick(client)
+    client.set_response_callback("GET", int)
+    await tick.run("SET", "text", "none")
+    answers = await asyncio.gather(
+        tick.run("ECHO", "1"), tick.run("GET", "text"), tick.run("ECHO", "2"), return_exceptions=True
+    )
+    assert isinstance(answers[1], ValueError)
+    assert [answers[0], answers[2], await tick.run("ECHO", "3")] == [b"1", b"2", b"3"]
+
+
 async def test_a_restarted_server_costs_no_command(client: Any, server: RedisServer) -> None:
     tick = Tick(client)
     assert await tick.run("PING")
