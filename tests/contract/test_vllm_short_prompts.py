@@ -84,6 +84,25 @@ async def test_what_a_template_refuses_is_refused() -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise VLLMValidationError("the template refuses it")
 
-    render = vllm_short_prompts._here_if(lambda *_, **__: True, fail, fail)
+    render = vllm_short_prompts._here_if(vllm_short_prompts._Turn(), lambda *_, **__: 1, fail, fail)
     with pytest.raises(VLLMValidationError):
         await render(None, None, [USER])
+
+
+async def texts(serving: Any, prompts: list[str]) -> list[list[int]]:
+    params = serving.client.renderer.default_cmpl_tok_params
+    found = await serving.client.renderer.tokenize_prompts_async([{"prompt": one} for one in prompts], params)
+    return [one["prompt_token_ids"] for one in found]
+
+
+@pytest.mark.parametrize("text", ["a circle", "what is a red circle? " * 40])
+async def test_of_many_prompts_that_come_together_most_go_to_vllms_thread(
+    serving: Any, handed: list[Any], text: str
+) -> None:
+    tokenizer = serving.client.renderer.tokenizer
+    prompts = [f"{text} {number}" for number in range(100)]
+    assert await texts(serving, prompts) == [tokenizer.encode(one) for one in prompts]
+    assert 60 < len(handed) < 100
+    handed.clear()
+    await texts(serving, prompts[:2])
+    assert not handed, "the next turn has as much for them"
