@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI
 
@@ -36,21 +36,20 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
     chosen = settings.current()
     malloc.map_large_blocks()
-    try:
-        context = running(chosen)
-        app.state.services = await context.__aenter__()
-    except Exception as error:
-        log.critical("the API cannot start: %s: %s", type(error).__name__, error)
-        processes.end_siblings()
-        raise
-    garbage.leave_out_what_is_there()
-    keys = "one has to send a key" if api_keys.read(chosen.api) else "no keys are set: whoever reaches it may use it"
-    log.info("API %s is ready for %s; %s", app.state.services.id, chosen.served_name, keys)
-    try:
-        vllm_serving.keep_environment()
+    async with AsyncExitStack() as last:
+        try:
+            app.state.services = await last.enter_async_context(running(chosen))
+            vllm_serving.keep_environment()
+        except Exception as error:
+            log.critical("the API cannot start: %s: %s", type(error).__name__, error)
+            processes.end_siblings()
+            raise
+        garbage.leave_out_what_is_there()
+        keys = (
+            "one has to send a key" if api_keys.read(chosen.api) else "no keys are set: whoever reaches it may use it"
+        )
+        log.info("API %s is ready for %s; %s", app.state.services.id, chosen.served_name, keys)
         yield
-    finally:
-        await context.__aexit__(None, None, None)
 
 
 def create() -> FastAPI:
