@@ -19,13 +19,12 @@ from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from app.roles import ALL, Role
 from app.settings_adapters import AdapterSettings
+from app.settings_media import MediaSettings, MediaUrlSettings
 from app.settings_sections import (
     ApiSettings,
     EngineSettings,
     FlowerSettings,
     ItemSettings,
-    MediaSettings,
-    MediaUrlSettings,
     RedisSettings,
     RoutingSettings,
     Section,

@@ -6,7 +6,7 @@ import io
 
 from app.media import FRAMES, check_image, data_url
 from app.messages import MediaRef
-from app.settings_sections import MediaSettings
+from app.settings_media import MediaSettings
 
 #: Bytes of a pixel (RGB), and of a sample (32-bit float).
 PIXEL, SAMPLE = 3, 4

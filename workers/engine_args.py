@@ -14,7 +14,7 @@ import psutil
 from app import ports, torchvision_ops, vllm_args, vllm_reasoning
 from app.roles import KVRole, Role, kv_role
 from app.settings import Settings, SettingsError
-from app.settings_sections import MediaSettings
+from app.settings_media import MediaSettings
 from app.tensors import nixl_progress
 from workers import cpu_lora
 from workers.kv_events import sources

@@ -12,7 +12,7 @@ import numpy as np
 from app.errors import MediaRefused
 from app.media import FRAMES
 from app.messages import MediaRef
-from app.settings_sections import MediaSettings
+from app.settings_media import MediaSettings
 from workers.video_limits import bounded
 
 log = logging.getLogger(__name__)

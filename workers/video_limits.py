@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.errors import MediaRefused
-from app.settings_sections import MediaSettings
+from app.settings_media import MediaSettings
 
 #: Frames a second. Cameras of phones reach so many; more are made to keep a decoder busy.
 HIGHEST_RATE = 240

@@ -20,7 +20,7 @@ from app.adapters.names import check_name
 from app.adapters.sources import Source, find
 from app.adapters.verify import Facts, verify
 from app.settings_adapters import AdapterSettings
-from app.settings_sections import MediaUrlSettings
+from app.settings_media import MediaUrlSettings
 
 log = logging.getLogger(__name__)
 

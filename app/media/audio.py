@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.errors import MediaRefused
 from app.media.header_view import HeaderView
-from app.settings_sections import MediaSettings
+from app.settings_media import MediaSettings
 
 #: libsndfile's names, by which workers read audio too, and what clients call them.
 FORMATS = {"WAV": "WAV", "WAVEX": "WAV", "RF64": "WAV", "MP3": "MP3", "FLAC": "FLAC", "OGG": "OGG"}

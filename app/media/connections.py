@@ -9,7 +9,7 @@ import httpcore
 
 from app.media.url_policy import MediaUrl
 from app.settings import SettingsError
-from app.settings_sections import MediaUrlSettings
+from app.settings_media import MediaUrlSettings
 
 #: Shorter than what servers close idle connections after: a GET on one that is about to be closed gets lost.
 KEEP_ALIVE_S = 2.0

@@ -7,7 +7,7 @@ from app.media.audio import check_audio
 from app.media.image import check_image
 from app.media.video import check_video
 from app.messages import Modality
-from app.settings_sections import MediaSettings
+from app.settings_media import MediaSettings
 
 
 def check(data: bytes, modality: Modality, media_type: str, limits: MediaSettings, param: str) -> None:

@@ -21,7 +21,7 @@ from app.media.redirects import follow
 from app.media.response import Validators
 from app.media.single_flight import SingleFlight
 from app.media.url_policy import MediaUrl, UrlPolicy, scheme
-from app.settings_sections import MediaUrlSettings
+from app.settings_media import MediaUrlSettings
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import idna
 from app.errors import MediaUrlRefused
 from app.media.addresses import Address, AddressPolicy
 from app.settings import SettingsError
-from app.settings_sections import MediaUrlSettings
+from app.settings_media import MediaUrlSettings
 
 MAX_LENGTH = 8192
 DEFAULT_PORTS = {"http": 80, "https": 443}

@@ -9,7 +9,7 @@ import pytest
 
 from app.media import FRAMES
 from app.messages import Modality
-from app.settings_sections import MediaSettings
+from app.settings_media import MediaSettings
 from tests import sounds, videos
 from tests.contract.test_media_loading import ref
 from tests.pictures import encoded

@@ -17,7 +17,7 @@ from app import tiny_model
 from app.errors import MediaRefused
 from app.media import FRAMES, decode
 from app.messages import Descriptor, MediaRef, Modality
-from app.settings_sections import MediaSettings
+from app.settings_media import MediaSettings
 from tests import sounds, videos
 from tests.pictures import data_url, encoded
 from workers import media_loading

@@ -14,7 +14,8 @@ from app.messages import Assignment
 from app.registry import Registry, WorkerRecord
 from app.roles import ALL, Role
 from app.settings import Settings
-from app.settings_sections import MediaUrlSettings, WorkerSettings
+from app.settings_media import MediaUrlSettings
+from app.settings_sections import WorkerSettings
 from tests.messages import worker
 from workers.adapters import Adapters
 from workers.loras import Limits

@@ -20,7 +20,7 @@ from app.adapters.intake import CONFIG, WEIGHTS
 from app.adapters.sources import archive
 from app.ports import reserve
 from app.settings_adapters import AdapterSettings
-from app.settings_sections import MediaUrlSettings
+from app.settings_media import MediaUrlSettings
 from tests.adapters import make_adapter
 from tests.certificates import certified
 from tests.media_server import MediaHost, media_server

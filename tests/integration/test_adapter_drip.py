@@ -10,7 +10,7 @@ from app.adapters import Adapter, AdapterUnreachable, fetch, release
 from app.adapters.fetch import THREADS
 from app.adapters.intake import CONFIG, WEIGHTS
 from app.settings_adapters import AdapterSettings
-from app.settings_sections import MediaUrlSettings
+from app.settings_media import MediaUrlSettings
 from tests.adapters import make_adapter
 from tests.hub_server import commit_of, hub_server
 from tests.s3_server import S3_ENVIRONMENT

@@ -13,7 +13,7 @@ from app.adapters import AdapterRefused, AdapterTooLarge, AdapterUnreachable, fe
 from app.adapters.intake import CONFIG, WEIGHTS
 from app.ports import reserve
 from app.settings_adapters import AdapterSettings
-from app.settings_sections import MediaUrlSettings
+from app.settings_media import MediaUrlSettings
 from tests.adapters import make_adapter
 from tests.hub_server import Hub, hub_server
 

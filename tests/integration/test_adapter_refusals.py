@@ -14,7 +14,7 @@ from app import keys, tiny_model
 from app.adapters.holds import HOLDS
 from app.adapters.intake import CONFIG, WEIGHTS
 from app.settings_adapters import AdapterSettings
-from app.settings_sections import MediaUrlSettings
+from app.settings_media import MediaUrlSettings
 from tests.adapters import TARGETS, make_adapter
 from tests.certificates import certified
 from tests.integration.adapter_api import client

@@ -10,7 +10,7 @@ from app.adapters import AdapterRefused, AdapterTooLarge, AdapterUnreachable, fe
 from app.adapters.intake import CONFIG, WEIGHTS
 from app.ports import reserve
 from app.settings_adapters import AdapterSettings
-from app.settings_sections import MediaUrlSettings
+from app.settings_media import MediaUrlSettings
 from tests.adapters import make_adapter
 from tests.s3_server import S3_ENVIRONMENT, S3Server, s3_server
 

@@ -22,7 +22,7 @@ from app.media.dialer import Resolver
 from app.media.fetch import Fetched, MediaFetcher
 from app.media.response import PIECES, body
 from app.settings import SettingsError
-from app.settings_sections import MediaUrlSettings
+from app.settings_media import MediaUrlSettings
 from tests.certificates import certified
 from tests.media_server import BOMB_BYTES, MediaHost, media_server
 from tests.polling import until

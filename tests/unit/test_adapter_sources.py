@@ -12,7 +12,7 @@ from app.adapters.limits import CHUNK, Limits
 from app.adapters.sources import find
 from app.settings import SettingsError
 from app.settings_adapters import AdapterSettings
-from app.settings_sections import MediaUrlSettings
+from app.settings_media import MediaUrlSettings
 
 
 class Place:

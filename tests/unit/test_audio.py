@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.errors import MediaRefused
 from app.media.audio import check_audio
-from app.settings_sections import MediaSettings
+from app.settings_media import MediaSettings
 from tests import sounds, videos
 from tests.pictures import encoded
 

@@ -15,7 +15,7 @@ from app.errors import MediaRefused, MediaUnreachable, MediaUrlRefused
 from app.media.addresses import Address, AddressPolicy
 from app.media.dialer import CheckedDialer, Resolver
 from app.media.fetch import MediaFetcher
-from app.settings_sections import MediaUrlSettings
+from app.settings_media import MediaUrlSettings
 
 PUBLIC, OTHER, PRIVATE = (ip_address(one) for one in ("1.1.1.1", "8.8.8.8", "10.0.0.1"))
 PICTURE = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nContent-Length: 3\r\n\r\npng"

@@ -22,7 +22,7 @@ from app.errors import (
 from app.media import FRAMES, MediaHolder, identify
 from app.messages import Descriptor, MediaRef
 from app.settings import Settings
-from app.settings_sections import MediaSettings
+from app.settings_media import MediaSettings
 from tests import media_intake, sounds, videos
 from tests.pictures import data_url, encoded
 from tests.planes import Plane

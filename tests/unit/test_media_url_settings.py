@@ -1,4 +1,4 @@
-"""app.settings_sections.MediaUrlSettings: what may be written, and what it comes to."""
+"""app.settings_media.MediaUrlSettings: what may be written, and what it comes to."""
 
 import ipaddress
 from pathlib import Path

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.errors import MediaUrlRefused
 from app.media.url_policy import MediaUrl, UrlPolicy, scheme
 from app.settings import SettingsError
-from app.settings_sections import MediaUrlSettings
+from app.settings_media import MediaUrlSettings
 
 PUBLIC = "http://images.example.com/cat.png"
 

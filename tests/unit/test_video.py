@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from app.errors import MediaRefused
 from app.media import FRAMES, check_video
-from app.settings_sections import MediaSettings
+from app.settings_media import MediaSettings
 from tests import videos
 from tests.pictures import encoded
 

@@ -25,7 +25,7 @@ from app.errors import (
 from app.items import ItemRecord
 from app.items.index import ItemIndex
 from app.messages import Assignment, MediaRef, Modality
-from app.settings_sections import MediaSettings
+from app.settings_media import MediaSettings
 from app.tensors.plane import TensorPlane
 from app.tensors.segment import ITEM_SIZES
 from app.together import together

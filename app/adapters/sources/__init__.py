@@ -11,7 +11,7 @@ from app.adapters.sources.hub import HubSource
 from app.adapters.sources.local import LocalSource
 from app.adapters.sources.s3 import S3Source
 from app.settings_adapters import AdapterSettings
-from app.settings_sections import MediaUrlSettings
+from app.settings_media import MediaUrlSettings
 
 MAX_LENGTH = 8192
 

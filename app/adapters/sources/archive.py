@@ -21,7 +21,7 @@ from app.media.dialer import CheckedDialer, Resolver
 from app.media.fetch import FAULTS, USER_AGENT
 from app.media.redirects import follow
 from app.media.url_policy import MediaUrl, UrlPolicy
-from app.settings_sections import MediaUrlSettings
+from app.settings_media import MediaUrlSettings
 
 log = logging.getLogger(__name__)
 
