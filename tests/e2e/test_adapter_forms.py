@@ -24,10 +24,10 @@ THOUGHTS = {"regex": "Here is my thought process: [a-z]{6} Here is my response: 
 GRANITE = {"TRIVET_API__REASONING_PARSER": "granite"}
 
 
-@pytest.fixture
-def agg(stacks: Mapping[str, Stack], merged: Expected) -> Iterator[Stack]:
+@pytest.fixture(params=["agg", "e_p_d"])
+def stack(request: pytest.FixtureRequest, stacks: Mapping[str, Stack], merged: Expected) -> Iterator[Stack]:
     """With the adapter `sql`."""
-    stack = stacks["agg"]
+    stack = stacks[request.param]
     load(stack, "sql")
     yield stack
     adapters.clear(stack)
@@ -48,18 +48,18 @@ def scores(choice: dict[str, Any]) -> list[float]:
     return [one["logprob"] for one in choice["logprobs"]["content"]]
 
 
-def test_a_stream_says_what_the_whole_answer_says(agg: Stack, merged: Expected) -> None:
+def test_a_stream_says_what_the_whole_answer_says(stack: Stack, merged: Expected) -> None:
     asked: dict[str, Any] = {"model": "sql", "messages": PROMPTS["text"], "max_tokens": 24, "temperature": 0}
-    chunks = agg.client.chat.completions.create(stream=True, extra_body={"ignore_eos": True}, **asked)
+    chunks = stack.client.chat.completions.create(stream=True, extra_body={"ignore_eos": True}, **asked)
     found = [(one.model, one.choices[0].delta.content or "") for one in chunks if one.choices]
-    whole = ask(agg, "sql", "text")
+    whole = ask(stack, "sql", "text")
     assert whole.same_as(merged["sql"]["text"])
     assert {name for name, _ in found} == {"sql"} and "".join(text for _, text in found) == whole.text
 
 
-def test_a_tool_call(agg: Stack) -> None:
+def test_a_tool_call(stack: Stack) -> None:
     ours, base = [
-        chat(agg.base_url, model, tools=TOOLS, tool_choice=NAMED, **TIGHT | GREEDY) for model in ("sql", MODEL)
+        chat(stack.base_url, model, tools=TOOLS, tool_choice=NAMED, **TIGHT | GREEDY) for model in ("sql", MODEL)
     ]
     (called,) = ours["message"]["tool_calls"]
     assert called["function"]["name"] == "weather"
@@ -67,8 +67,10 @@ def test_a_tool_call(agg: Stack) -> None:
     assert scores(ours) != scores(base)
 
 
-def test_an_answer_in_a_form(agg: Stack) -> None:
-    ours, base = [chat(agg.base_url, model, response_format=JSON_SCHEMA, **TIGHT | GREEDY) for model in ("sql", MODEL)]
+def test_an_answer_in_a_form(stack: Stack) -> None:
+    ours, base = [
+        chat(stack.base_url, model, response_format=JSON_SCHEMA, **TIGHT | GREEDY) for model in ("sql", MODEL)
+    ]
     _is_of_the_form(json.loads(ours["message"]["content"]))
     assert scores(ours) != scores(base)
 
@@ -77,31 +79,31 @@ def _is_of_the_form(found: dict[str, Any]) -> None:
     assert found.keys() == {"city", "days"} and found["city"] in ("Oslo", "Lima") and 1 <= found["days"] <= 9
 
 
-def test_reasoning(agg: Stack, model: Path) -> None:
+def test_reasoning(stack: Stack, model: Path) -> None:
     """By an API process that looks for it, over the same workers."""
-    text = chat(agg.base_url, "sql", structured_outputs=THOUGHTS)["message"]["content"]
+    text = chat(stack.base_url, "sql", structured_outputs=THOUGHTS)["message"]["content"]
     thought, response = re.fullmatch("Here is my thought process:(.*)Here is my response:(.*)", text).groups()  # type: ignore[union-attr]
-    with second_api(agg.redis_url, model, **GRANITE) as url:
+    with second_api(stack.redis_url, model, **GRANITE) as url:
         ours, base = [chat(url, name, structured_outputs=THOUGHTS) for name in ("sql", MODEL)]
     assert (ours["message"]["reasoning"], ours["message"]["content"]) == (thought, response)
     assert thought.strip() and response.strip()
     assert base["message"]["reasoning"] and scores(ours) != scores(base)
 
 
-def test_the_other_apis(agg: Stack) -> None:
+def test_the_other_apis(stack: Stack) -> None:
     """All say what chat says."""
-    said = agg.client.chat.completions.create(
+    said = stack.client.chat.completions.create(
         model="sql",
         messages=[{"role": "user", "content": "What is in the garden?"}],
         max_tokens=12,
         temperature=0,
     )
     text = said.choices[0].message.content
-    response = agg.client.responses.create(
+    response = stack.client.responses.create(
         model="sql", input="What is in the garden?", max_output_tokens=12, temperature=0
     )
     assert (response.model, response.output_text) == ("sql", text)
     body = {"model": "sql", "max_tokens": 12, "temperature": 0}
     conversation = [{"role": "user", "content": "What is in the garden?"}]
-    message = call(agg, "POST", "/v1/messages", body | {"messages": conversation}).json()
+    message = call(stack, "POST", "/v1/messages", body | {"messages": conversation}).json()
     assert (message["model"], message["content"]) == ("sql", [{"type": "text", "text": text}])
