@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-import json
 import random
 import time
 from collections.abc import AsyncIterator
@@ -30,6 +29,7 @@ from app.routing.blocks import Span, chain
 from app.routing.view import Views
 from app.settings import Settings
 from app.settings_sections import ItemSettings
+from tests.adapters import make_adapter
 from tests.messages import FINGERPRINT, descriptor, media_ref, worker
 from tests.polling import until
 
@@ -54,22 +54,6 @@ class Given:
 
     prompt: Prompt
     adapter: str = ""
-
-
-def adapter(folder: Path) -> Path:
-    """A LoRA adapter that changes nothing."""
-    import torch
-    from safetensors.torch import save_file
-
-    folder.mkdir()
-    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    name = "base_model.model.model.language_model.layers.0.self_attn.q_proj"
-    shapes = {"lora_A": (8, 128), "lora_B": (128, 8)}
-    save_file(
-        {f"{name}.{k}.weight": torch.zeros(shape) for k, shape in shapes.items()}, folder / "adapter_model.safetensors"
-    )
-    return folder
 
 
 class Worker:
@@ -181,7 +165,7 @@ def findable(prompt: RenderedPrompt, held: int) -> int:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(vllm: Any, model: Path, redis_url: str, tmp_path_factory: Any) -> AsyncIterator[Worker]:
-    lora = adapter(tmp_path_factory.mktemp("lora") / ADAPTER)
+    lora = make_adapter(tmp_path_factory.mktemp("lora") / ADAPTER, model)
     bytes_per_block = BLOCK * 3 * 2 * 2 * 32 * 4
     settings = Settings(
         model=str(model),
