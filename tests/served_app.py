@@ -5,15 +5,22 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
-from fastapi import FastAPI, Request
-from fastapi.responses import StreamingResponse
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import Response
 
-from api import errors, middleware, openapi_security
+from api import errors, media_parts, middleware, openapi_security
+from api.admission import Ticket
+from api.context import RequestContext
+from api.direct_route import DirectRoute
+from api.event_stream import Frames, Stream
+from api.generation import json_object
 from app import settings
 from app.errors import NoWorker
 from app.settings_sections import ApiSettings
@@ -32,13 +39,7 @@ def create(api: ApiSettings) -> FastAPI:
     async def who(request: Request) -> dict[str, Any]:
         return {"tenant": request.state.tenant, "pid": os.getpid(), "id": request.state.request_id}
 
-    @made.post("/v1/chat/completions")
-    async def chat(body: dict[str, Any]) -> Any:
-        if body["model"] == "unserved":
-            raise NoWorker("no worker for: decode")
-        if body["model"] == "broken":
-            raise RuntimeError("a bug")
-        return StreamingResponse(_frames(body.get("silence", 0.0), body.get("note")), media_type="text/event-stream")
+    made.include_router(_generating())
 
     @made.post("/v1/messages")
     async def messages(body: dict[str, Any]) -> Any:
@@ -53,7 +54,25 @@ def create(api: ApiSettings) -> FastAPI:
     return made
 
 
-async def _frames(silence_s: float, note: str | None) -> AsyncIterator[str]:
+def _generating() -> APIRouter:
+    router = APIRouter(route_class=DirectRoute)
+    services: Any = SimpleNamespace(settings=SimpleNamespace(api=SimpleNamespace(max_in_flight=99)), in_flight=0)
+
+    @router.post("/v1/chat/completions", response_model=None)
+    async def chat(request: Request) -> Response:
+        asked = RequestContext(request.state.request_id, time.time() + 60)
+        body = (await json_object(request, asked.deadline, media_parts.NONE)).fields
+        if body["model"] == "unserved":
+            raise NoWorker("no worker for: decode")
+        if body["model"] == "broken":
+            raise RuntimeError("a bug")
+        begun: asyncio.Task[None] = asyncio.create_task(asyncio.sleep(0))
+        return Stream(_frames(body.get("silence", 0.0), body.get("note")), begun, asked, Ticket(services))
+
+    return router
+
+
+async def _frames(silence_s: float, note: str | None) -> Frames:
     start = 'data: {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [{"index": 0, '
     yield start + '"delta": {"role": "assistant", "content": "a"}}]}\n\n'
     try:
