@@ -41,19 +41,22 @@ async def unless_disconnected(request: Request, task: asyncio.Task[T], timeout_s
 class WhileConnected:
     """`async with`: what is in it is cancelled when the client leaves, and that is no error.
 
-    Starlette's streams have a task group of anyio's for that, which costs as much CPU as ten tasks.
+    Starlette's streams have a task group of anyio's for that, which costs as much CPU as ten tasks, and cancels at each
+    await anew. Here it is said once: whoever goes on for long looks at `left`, too, as what it waits for may have taken
+    the cancellation for its own (asyncio.wait_for does, where it comes together with the result).
     """
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._over = self._left = False
+        self._over = self.left = False
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> WhileConnected:
         task = asyncio.current_task()
         assert task is not None
         self._task, self._cancelling = task, task.cancelling()
         self._gone = asyncio.create_task(_disconnected(self._receive))
         self._gone.add_done_callback(self._leave)
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -61,14 +64,14 @@ class WhileConnected:
         self._over = True
         self._gone.cancel()
         # As asyncio.timeout does: somebody else's cancellation, which came too, is not swallowed.
-        return self._left and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError
+        return self.left and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError
 
     def _leave(self, gone: asyncio.Task[None]) -> None:
         if gone.cancelled():
             return
         gone.exception()  # a channel that fails is closed, too
         if not self._over:
-            self._left = True
+            self.left = True
             self._task.cancel()
 
 

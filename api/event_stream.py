@@ -42,19 +42,21 @@ class Stream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with WhileConnected(receive):
-                await self._send_all(scope, send)
+            async with WhileConnected(receive) as client:
+                await self._send_all(scope, send, client)
         finally:
             self._ticket.close("cancelled")
             if not _is_over(self._begun, self._asked):
                 await to_the_end(_abandon(self._begun, self._asked))
 
-    async def _send_all(self, scope: Scope, send: Send) -> None:
+    async def _send_all(self, scope: Scope, send: Send, client: WhileConnected) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         send = straight.way(scope, send)
         async for frame in self.body_iterator:
             body = frame.encode() if isinstance(frame, str) else frame
             await send({"type": "http.response.body", "body": body, "more_body": True})
+            if client.left:
+                return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
