@@ -60,6 +60,13 @@ def apis(stack: Stack) -> set[str]:
         return {json.loads(redis.get(key) or "{}").get("id", "") for key in redis.keys(keys.api("*"))}
 
 
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health/live", timeout=30).is_success
+    except httpx.ConnectError:
+        return False
+
+
 def metric(url: str, name: str) -> float:
     lines = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
@@ -70,23 +77,24 @@ def test_requests_spread_and_end_with_their_clients(agg: Stack, model: Path, tmp
     with served(agg, model, tmp_path) as url:
         until(lambda: len(apis(agg) - before) == PROCESSES, "an id for each process")
         own = apis(agg) - before
+        until(lambda: answers(url), "a process that takes connections", 60.0)
 
         def ask(_: int) -> str:
             answer = httpx.post(f"{url}/v1/chat/completions", json={**ASK, "max_tokens": 8}, timeout=120)
             assert answer.status_code == 200, answer.text
             return str(answer.json()["choices"][0]["message"]["content"])
 
-        answers: list[str] = []
+        told: list[str] = []
         with agg.redis as redis, ThreadPoolExecutor(8) as pool:
 
             def have_all_served() -> bool:
                 """Which connection is whose is up to the kernel, and a process has its id before it takes any."""
-                answers.extend(pool.map(ask, range(40)))
+                told.extend(pool.map(ask, range(40)))
                 return all(redis.exists(keys.replay(api)) for api in own)
 
             until(have_all_served, "a request for each process", 60.0)
-            assert len(set(answers)) == 1, "each process reads its own tokens"
-            assert metric(url, 'trivet_requests_total{outcome="ok"}') == len(answers)
+            assert len(set(told)) == 1, "each process reads its own tokens"
+            assert metric(url, 'trivet_requests_total{outcome="ok"}') == len(told)
             with httpx.stream("POST", f"{url}/v1/chat/completions", json=LONG, timeout=120) as stream:
                 lines = stream.iter_lines()  # a name for it: httpx hangs up when it is collected
                 assert next(lines).startswith("data: ")
