@@ -115,7 +115,7 @@ class WrongEndpoint(TrivetError):
     """The served model does something else than the endpoint is for. vLLM's server does not have the endpoint then."""
 
     status = 404
-    code = "not_found"
+    code = "wrong_endpoint"
 
 
 class AdminKeyNeeded(TrivetError):

@@ -234,7 +234,7 @@ async def test_another_model_is_not_found(embedding: Surface, workers: Workers) 
 async def test_it_writes_no_text(embedding: Surface, workers: Workers, path: str, body: dict[str, Any]) -> None:
     found = await embedding.post(path, **body)
     assert found.status_code == 404 and "/v1/embeddings" in found.json()["error"]["message"], found.text
-    assert found.json()["error"].get("code", "not_found") == "not_found"
+    assert found.json()["error"].get("code", "wrong_endpoint") == "wrong_endpoint"
     assert workers.jobs == []
 
 
@@ -250,6 +250,6 @@ async def test_its_tokens_and_its_name_are_told(embedding: Surface) -> None:
 @pytest.mark.parametrize("body", [{"input": "hi"}, {}])
 async def test_a_model_that_writes_makes_none(surface: Surface, body: dict[str, Any]) -> None:
     found = await surface.post(PATH, **body)
-    assert (found.status_code, found.json()["error"]["code"]) == (404, "not_found")
+    assert (found.status_code, found.json()["error"]["code"]) == (404, "wrong_endpoint")
     assert "does not make embeddings" in found.json()["error"]["message"]
     assert await surface.serving.client.get_supported_tasks() == ("generate",)

@@ -178,7 +178,7 @@ def test_what_is_refused_and_the_engine_lives(stack: Stack, body: dict[str, Any]
 def test_it_writes_no_text(stack: Stack) -> None:
     with pytest.raises(openai.NotFoundError) as refused:
         stack.client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
-    assert refused.value.code == "not_found" and "/v1/embeddings" in refused.value.message
+    assert refused.value.code == "wrong_endpoint" and "/v1/embeddings" in refused.value.message
     with pytest.raises(openai.NotFoundError) as refused:
         stack.client.embeddings.create(model="other", input="x")
     assert refused.value.code == "model_not_found"

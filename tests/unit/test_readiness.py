@@ -41,13 +41,13 @@ async def test_a_model_that_writes_is_asked_for_a_token() -> None:
 
 async def test_a_model_that_embeds_is_asked_for_a_vector() -> None:
     chat = "/v1/chat/completions"
-    does, found = await ask(lambda path: refused(404, "not_found") if path == chat else httpx.Response(200, json={}))
+    does, found = await ask(lambda path: refused(404, "wrong_endpoint") if path == chat else httpx.Response(200, json={}))
     assert does is Does.EMBED
     assert [path for path, _ in found] == [chat, "/v1/embeddings"]
     assert found[1][1] == {"model": "m", "input": "Hello"}
 
 
-@pytest.mark.parametrize("code", ["model_not_found", "not_found"])
+@pytest.mark.parametrize("code", ["model_not_found", "wrong_endpoint"])
 async def test_another_refusal_is_told(code: str) -> None:
     with pytest.raises(StartFailed, match="404.*no"):
         await ask(lambda _: refused(404, code))
