@@ -6,13 +6,14 @@ import asyncio
 import heapq
 import itertools
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import errors
 from api.middleware.body_memory import SMALL, BodyMemory, Room
-from app.errors import BodyTooLarge, BodyTooSlow
+from app.errors import BodyMemoryFull, BodyTooLarge, BodyTooSlow, TrivetError
 
 #: Longest wait for the next piece of a body.
 BODY_SILENCE_S = 30.0
@@ -26,12 +27,13 @@ BEGIN_S = 10.0
 PACED = 1 << 18
 #: A piece, of about 100 KB, takes a few hundred microseconds.
 PAUSE_S = 0.001
-#: Where the loop was late by more than that, the pause goes on for so many times as long; it has an end, and so has the
-#: time that a body takes beside any load.
+#: Where the loop was late by more than that, the pause goes on for so many times as long, up to a limit: bodies go on
+#: beside any load.
 YIELD = 4
-LONGEST_PAUSE_S = 0.02
-#: More than there are bodies.
-_BEFORE_ALL = 1 << 62
+LONGEST_PAUSE_S = 0.01
+#: Longest wait until a request with a large body may begin.
+BEGIN_WAIT_S = 30.0
+CROWDED = "too many large bodies come at once; try again"
 #: Where a request's scope has its memory.
 ROOM = "trivet.body_room"
 #: Of a declared length: more are no size, and Python refuses to read thousands.
@@ -58,13 +60,13 @@ class BodyLimit:
         limit = self._max_bytes()
         declared = dict(scope["headers"]).get(b"content-length", b"")
         if declared.isdigit() and (len(declared) > MAX_DIGITS or int(declared) > limit):
-            return await _refuse(limit, scope)(scope, receive, send)
+            return await _refusal(BodyTooLarge(_reason(limit)), scope)(scope, receive, send)
         room = scope[ROOM] = self._memory.room()
         length = int(declared) if declared.isdigit() else None
         body = _Body(receive, limit, length, room, self._turns)
         try:
-            if (length or 0) > PACED:
-                await self._turns.begin()
+            if (length or 0) > PACED and not await self._turns.begin():
+                return await _refusal(BodyMemoryFull(CROWDED), scope)(scope, receive, send)
             await self._app(scope, body.receive, send)
         finally:
             room.shrink(0)
@@ -81,49 +83,50 @@ class Turns:
     """One at a time, and a pause after each if more are waiting: so that the pieces of large bodies, however many come,
     leave most of the event loop to everything else.
 
-    Of those that wait, a request that has yet to begin has the next turn, and after these the body that began first.
-    Fair shares would end all bodies together, and what has to be done with a whole one would be done for all of them in
-    one go.
+    Requests that have yet to begin and bodies that have begun take every second turn. Of the bodies that began, the
+    first is the next: fair shares would end all of them together, and what has to be done with a whole one would be
+    done for all in one go.
     """
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._begun: list[tuple[int, asyncio.Future[None]]] = []
+        self._new: deque[asyncio.Future[None]] = deque()
+        self._new_is_next = True
         self._taken = False
 
     def number(self) -> int:
         """The place of a body that begins now."""
         return next(self._numbers)
 
-    async def begin(self) -> None:
-        """Before anything is done for the request: a hundred that come at once would keep the loop for a while."""
-        await self.take(self.number() - _BEFORE_ALL)
+    async def begin(self) -> bool:
+        """Before anything is done for the request: a hundred that come at once would keep the loop for a while. False
+        if it did not get its turn in time."""
+        try:
+            async with asyncio.timeout(BEGIN_WAIT_S):
+                await self._turn(self._new.append)
+        except TimeoutError:
+            return False
+        return True
 
     async def take(self, number: int) -> None:
+        await self._turn(lambda turn: heapq.heappush(self._begun, (number, turn)))
+
+    async def _turn(self, wait: Callable[[asyncio.Future[None]], None]) -> None:
         if self._taken:
-            await self._wait(number)
+            await self._wait(wait)
         self._taken = True
         try:
-            if self._waiting:
-                await self._pause()
+            if self._begun or self._new:
+                await _pause()
             else:
                 await asyncio.sleep(0)
         finally:
             self._pass_on()
 
-    async def _pause(self) -> None:
-        """The longer, the later the loop is, which everybody else waits for, too: a text request takes a dozen turns of
-        the loop to its first token."""
-        loop = asyncio.get_running_loop()
-        due = loop.time() + PAUSE_S
-        await asyncio.sleep(PAUSE_S)
-        late = loop.time() - due
-        if late > PAUSE_S:
-            await asyncio.sleep(min(YIELD * late, LONGEST_PAUSE_S))
-
-    async def _wait(self, number: int) -> None:
+    async def _wait(self, wait: Callable[[asyncio.Future[None]], None]) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (number, turn))
+        wait(turn)
         try:
             await turn
         except asyncio.CancelledError:
@@ -132,12 +135,28 @@ class Turns:
             raise
 
     def _pass_on(self) -> None:
-        while self._waiting:
-            _, turn = heapq.heappop(self._waiting)
+        for turn in self._in_order():
             if not turn.done():
                 turn.set_result(None)
                 return
         self._taken = False
+
+    def _in_order(self) -> Iterator[asyncio.Future[None]]:
+        while self._begun or self._new:
+            new = bool(self._new) and (self._new_is_next or not self._begun)
+            self._new_is_next = not new
+            yield self._new.popleft() if new else heapq.heappop(self._begun)[1]
+
+
+async def _pause() -> None:
+    """The longer, the later the loop is, which everybody else waits for, too: a text request takes a dozen turns of the
+    loop to its first token."""
+    loop = asyncio.get_running_loop()
+    due = loop.time() + PAUSE_S
+    await asyncio.sleep(PAUSE_S)
+    late = loop.time() - due
+    if late > PAUSE_S:
+        await asyncio.sleep(min(YIELD * late, LONGEST_PAUSE_S))
 
 
 class _Body:
@@ -198,7 +217,7 @@ def _reason(limit: int) -> str:
     return f"the body is larger than api.max_body_mb allows ({limit / 1e6:g} MB)"
 
 
-def _refuse(limit: int, scope: Scope) -> ASGIApp:
-    answer = errors.response(BodyTooLarge(_reason(limit)).failure(), scope["path"])
+def _refusal(error: TrivetError, scope: Scope) -> ASGIApp:
+    answer = errors.response(error.failure(), scope["path"])
     answer.headers["Connection"] = "close"
     return answer

@@ -268,19 +268,35 @@ async def test_the_body_that_began_first_is_whole_first() -> None:
     assert order == list(range(8))
 
 
-async def test_requests_begin_before_bodies_go_on() -> None:
+async def test_requests_that_begin_and_bodies_that_go_on_take_every_second_turn() -> None:
+    """However many come, those that are there get on, and the other way round."""
     turns, order = Turns(), []
 
     async def begun(name: str) -> None:
-        await turns.begin()
+        assert await turns.begin()
         order.append(name)
 
     async def piece() -> None:
         await turns.take(turns.number())
         order.append("piece")
 
-    await asyncio.gather(piece(), piece(), begun("first"), begun("second"), piece())
-    assert order == ["piece", "first", "second", "piece", "piece"]
+    await asyncio.gather(piece(), piece(), *(begun(f"new {number}") for number in range(4)), piece())
+    assert order == ["piece", "new 0", "piece", "new 1", "piece", "new 2", "new 3"]
+
+
+async def test_a_large_body_that_does_not_get_to_begin_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = asyncio.Event()
+    monkeypatch.setattr(body_limit, "BEGIN_WAIT_S", 0.05)
+    monkeypatch.setattr(body_limit, "_pause", go_on.wait)
+    async with served(BodyMemory(9 * MB), []) as client, asyncio.timeout(10):
+        first, second, third = (asyncio.create_task(client.post("/0", content=bytes(MB))) for _ in range(3))
+        refused = await third
+        go_on.set()
+        assert [(await one).status_code for one in (first, second)] == [200, 503], (
+            "the second had a pause without an end"
+        )
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "body_memory_full")
+    assert refused.headers["retry-after"] == "1"
 
 
 async def test_a_loop_that_is_late_has_longer_pauses() -> None:
