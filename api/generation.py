@@ -24,6 +24,7 @@ from api.ending import to_the_end
 from api.event_stream import Frame, Frames, Stream
 from api.inline_media import Body
 from api.intake import Admission
+from api.large_answer import LargeAnswer, is_large
 from api.middleware import body_limit
 from api.middleware.keep_alive import PING
 from api.services import Services
@@ -123,10 +124,12 @@ async def answer(request: Request, generation: Generation) -> Response:
         explained = route_headers.explained(services.settings.api, request, asked.decisions)
         if isinstance(found, Response):
             await asked.close()
-            ticket.close("ok")
             found.headers.update(explained)
             if timings is not None:
                 found.headers[HEADER] = timings.text()
+            if is_large(found):
+                return LargeAnswer(found, asked.deadline, ticket)
+            ticket.close("ok")
             return found
         if isinstance(found, Detached):
             await services.background.start(found.id, _detached(found, asked, ticket))
