@@ -24,6 +24,10 @@ BODY = {
 }
 
 
+#: With `bytes` an entry of some hundred bytes for each input is in one header, which clients and proxies limit.
+MOST_IN_A_HEADER = 64
+
+
 class Embedding(Generation):
     """Vectors of one input or several."""
 
@@ -39,6 +43,9 @@ def _checked(body: dict[str, Any], most: int) -> dict[str, Any]:
     """What vLLM's model lets pass, or passes over."""
     if body.get("normalize") is not None:
         raise InvalidRequest("normalize is not known: say use_activation", param="normalize")
+    if body.get("padding") not in (None, False, "do_not_pad"):
+        # Made of tokens that count as any others, and of as many as the model takes, for each word of the body.
+        raise InvalidRequest("inputs are not padded", param="padding")
     for path, _ in media_parts.CHAT.parts(body):
         raise MediaRefused("only text is embedded here", param=path)
     if "messages" in body:
@@ -48,8 +55,11 @@ def _checked(body: dict[str, Any], most: int) -> dict[str, Any]:
         raise InvalidRequest("the input is missing", param="input")
     if given in ("", []):
         raise InvalidRequest("the input is empty", param="input")
-    if choices.prompts(given) > most:
+    inputs = choices.prompts(given)
+    if inputs > most:
         raise InvalidRequest(f"more than {most} inputs in one request (api.max_embedding_inputs)", param="input")
+    if body.get("encoding_format") == "bytes" and inputs > MOST_IN_A_HEADER:
+        raise InvalidRequest(f"more than {MOST_IN_A_HEADER} inputs: say bytes_only", param="encoding_format")
     return body
 
 

@@ -131,6 +131,22 @@ async def test_the_number_of_inputs_is_limited(embedding: Surface, workers: Work
     assert (await embedding.post(PATH, input=[5, 6, 7])).status_code == 200, "one input of three tokens"
 
 
+@pytest.mark.parametrize("padding", [True, "longest", "max_length"])
+async def test_no_word_becomes_a_context_of_padding(embedding: Surface, workers: Workers, padding: Any) -> None:
+    found = await embedding.post(PATH, input=["a"], padding=padding)
+    assert (found.status_code, found.json()["error"]["param"]) == (400, "padding")
+    assert (await embedding.post(PATH, input=["a"], padding="do_not_pad")).status_code == 200
+    assert (await embedding.post(PATH, input=["a"], padding=None)).status_code == 200
+
+
+async def test_no_header_describes_thousands_of_inputs(embedding: Surface, workers: Workers) -> None:
+    inputs = [[5]] * 65
+    found = await embedding.post(PATH, input=inputs, encoding_format="bytes")
+    assert (found.status_code, found.json()["error"]["param"]) == (400, "encoding_format")
+    assert len((await embedding.post(PATH, input=inputs, encoding_format="bytes_only")).content) == 65 * 8
+    assert (await embedding.post(PATH, input=inputs[1:], encoding_format="bytes")).status_code == 200
+
+
 @pytest.mark.parametrize("dimensions", [32, 64, 128])
 async def test_dimensions_are_for_the_worker(embedding: Surface, workers: Workers, dimensions: int) -> None:
     found = await embedding.post(PATH, input="hi", dimensions=dimensions, use_activation=False)
