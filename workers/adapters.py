@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from app import adapters, keys
 from app.adapter_registry import AdapterRegistry, Load, Published, Report, Wanted, changed
 from app.adapters import Adapter
+from app.adapters.fetch import THREADS
 from app.errors import AdapterLoadFailed, AdapterMissing, AdapterRefused, BrokerUnavailable, TrivetError, WorkerLost
 from app.messages import Assignment
 from app.redis import subscription
@@ -69,6 +70,8 @@ class Adapters:
         self._kept: dict[str, str] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changing = asyncio.Lock()
+        #: Each has the whole time limit for itself.
+        self._fetching = asyncio.Semaphore(THREADS)
         self._wake = asyncio.Event()
         self._leaving = False
 
@@ -211,7 +214,7 @@ class Adapters:
     async def _catch_up(self, one: Published) -> None:
         """Hold what was published without this worker."""
         try:
-            async with asyncio.timeout(self._settings.fetch_timeout_s + ENGINE_S):
+            async with self._fetching, asyncio.timeout(self._settings.fetch_timeout_s + ENGINE_S):
                 await self._have(one.name, one.uri, version=one.version)
             self._failed.pop(one.id, None)
         except Exception as error:
@@ -272,6 +275,7 @@ class Adapters:
                     await self._make_room(limits)
                     await self._engine.add(adapter)
                     self._held[adapter.id] = adapter
+                    self._failed.pop(adapter.id, None)  # it was too late for whoever waited
                     taken = True
                     self._count("loaded")
                     log.info("adapter %s: rank %d, %d bytes", adapter.id, adapter.rank, adapter.size)
