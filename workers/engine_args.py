@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def prepare_environment(settings: Settings) -> None:
     if worker.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = worker.gpu
     os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = worker.side_channel_host
-    os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports.reserve(worker.side_channel_host))
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = _side_channel_port(worker.side_channel_host)
     if kv_role(settings.roles) is not KVRole.NONE:
         os.environ[nixl_progress.VARIABLE] = str(settings.engine.nixl_progress_delay_us)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -36,6 +37,12 @@ def prepare_environment(settings: Settings) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", settings.log_level)
     _media_limits(settings.media)
     torchvision_ops.define()
+
+
+@cache
+def _side_channel_port(host: str) -> str:
+    """This process's, however often its environment is prepared."""
+    return str(ports.reserve(host))
 
 
 def _media_limits(media: MediaSettings) -> None:

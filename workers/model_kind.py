@@ -10,9 +10,17 @@ from workers.preflight import MisconfiguredWorker
 
 
 def of(settings: Settings) -> Does:
-    """By vLLM's own flags and the model's configuration. Raises SettingsError for flags that are none."""
+    """By vLLM's own flags and the model's configuration. Raises SettingsError for flags that are none, and
+    MisconfiguredWorker for one that such a model cannot have."""
     engine_args.prepare_environment(settings)
-    return vllm_model.does(engine_args.parsed(settings).create_model_config())
+    flags = engine_args.parsed(settings)
+    does = vllm_model.does(flags.create_model_config())
+    if does is Does.EMBED and flags.data_parallel_size > 1:
+        raise MisconfiguredWorker(
+            "the model makes embeddings, and there vLLM lets no request choose among data-parallel ranks: start more "
+            "workers, without --data-parallel-size"
+        )
+    return does
 
 
 def check(settings: Settings, does: Does) -> None:

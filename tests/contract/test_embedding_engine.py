@@ -19,6 +19,7 @@ from app.roles import Does
 from app.settings import Settings
 from tests.messages import decode_task
 from workers import engine_args, model_kind
+from workers.preflight import MisconfiguredWorker
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +42,8 @@ def test_a_model_says_what_it_does(tiny: Path, embedding_model: Path) -> None:
     assert model_kind.of(of(tiny)) is Does.GENERATE
     assert model_kind.of(of(embedding_model, "--runner generate")) is Does.GENERATE
     assert model_kind.of(of(tiny, "--runner pooling")) is Does.EMBED
+    with pytest.raises(MisconfiguredWorker, match="start more workers, without --data-parallel-size"):
+        model_kind.of(of(embedding_model, "--data-parallel-size 2"))
 
 
 def test_its_last_token_is_what_it_pools(embedding_model: Path) -> None:

@@ -84,7 +84,11 @@ def test_the_gpu_is_the_settings_unless_they_say_nothing() -> None:
 def test_two_engines_on_a_host_have_two_side_channels() -> None:
     seen = set()
     for _ in range(10):
+        engine_args._side_channel_port.cache_clear()  # as in a process of its own
         engine_args.prepare_environment(settings())
+        port = os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]
+        engine_args.prepare_environment(settings())
+        assert os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] == port, "one for each process"
         seen.add(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"])
     assert len(seen) == 10 and os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
 
