@@ -89,7 +89,8 @@ class WorkerSettings(Section):
     metrics_host: str = "127.0.0.1"
     """Address on which the worker serves the engine's Prometheus metrics; the port is chosen by the program."""
     side_channel_host: str = "127.0.0.1"
-    """Address where other engines reach this one's NIXL side channel. It has no authentication: a private network."""
+    """Address where other engines reach this one's NIXL side channel. It has no authentication, and what it does not
+    understand ends the engine: a private network."""
 
     @field_validator("lease_s")
     @classmethod

@@ -66,7 +66,9 @@ def _where_any_has_one(change: Kernel) -> Kernel:
 def _of_answers_alone(change: Kernel) -> Kernel:
     def add_lora_logits(self: Any, y: Any, x: Any, *more: Any, **named: Any) -> None:
         if x.numel() // x.shape[-1] != self.sampler_indices.shape[0]:
-            return  # of a prompt, and nothing says whose: its scores are without what an adapter changes of lm_head
+            # Of a prompt, and nothing says whose: its scores are without what an adapter changes of lm_head. Those of
+            # a prompt with as many rows as the batch has answers cannot be told from them.
+            return
         change(self, y, x, *more, **named)
 
     return add_lora_logits
