@@ -41,7 +41,9 @@ async def test_a_model_that_writes_is_asked_for_a_token() -> None:
 
 async def test_a_model_that_embeds_is_asked_for_a_vector() -> None:
     chat = "/v1/chat/completions"
-    does, found = await ask(lambda path: refused(404, "wrong_endpoint") if path == chat else httpx.Response(200, json={}))
+    does, found = await ask(
+        lambda path: refused(404, "wrong_endpoint") if path == chat else httpx.Response(200, json={})
+    )
     assert does is Does.EMBED
     assert [path for path, _ in found] == [chat, "/v1/embeddings"]
     assert found[1][1] == {"model": "m", "input": "Hello"}
