@@ -14,6 +14,7 @@ from app.roles import Role
 from tests.integration.adapter_cluster import MODEL, Member, Sources, cluster
 from tests.messages import AGG, DECODE, ENCODE, PREFILL
 from tests.polling import until
+from workers import adapters as loading
 from workers.loras import Limits
 
 SQL = "file:///sql"
@@ -269,6 +270,44 @@ async def test_who_joins_fetches_them_all_at_once(redis: Any, registry: AdapterR
             assert sorted(late.engine.loaded) == late.adapters.held == ["b@b1", "c@c1", "sql@v1"]
         finally:
             await late.kill()
+
+
+async def test_more_than_are_fetched_at_once_have_the_time_limit_each(
+    redis: Any, registry: AdapterRegistry, sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "THREADS", 1)
+    sources.versions["file:///b"] = "b1"
+    async with cluster(redis, sources, PREFILL):
+        await load(registry)
+        await load(registry, "b", "file:///b")
+        sources.gate, sources.waiting = asyncio.Event(), 0
+        late = Member(redis, sources, DECODE)
+        joining = asyncio.create_task(late.start())
+        try:
+            await until(lambda: sources.waiting == 1, "one is being fetched")
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert sources.waiting == 1, "the other's time has not begun"
+            sources.gate.set()
+            await joining
+            assert late.adapters.held == ["b@b1", "sql@v1"]
+        finally:
+            await late.kill()
+
+
+async def test_one_that_comes_too_late_is_not_missing(
+    redis: Any, registry: AdapterRegistry, sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(redis, sources, PREFILL):
+        await load(registry)
+        monkeypatch.setattr(loading, "ENGINE_S", 0.05)
+        late = Member(redis, sources, DECODE, settings={"adapters": {"fetch_timeout_s": 0.05}})
+        gate = late.engine.gate = asyncio.Event()
+        async with late.running():
+            assert (late.adapters.held, late.adapters.failed) == ([], {"sql@v1": "not in time"})
+            gate.set()
+            await until(lambda: late.adapters.held == ["sql@v1"], "the engine has it")
+            assert late.adapters.failed == {}
 
 
 async def test_who_cannot_have_one_joins_without_it(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
