@@ -108,4 +108,4 @@ async def test_a_conversation_is_an_input(client: httpx.AsyncClient) -> None:
 async def test_a_model_that_writes_has_no_such_endpoint(client: httpx.AsyncClient, services: Any, body: Any) -> None:
     services.serving.does = Does.GENERATE
     found = await client.post(PATH, json=body)
-    assert (found.status_code, found.json()["error"]["code"]) == (404, "not_found")
+    assert (found.status_code, found.json()["error"]["code"]) == (404, "wrong_endpoint")
