@@ -72,10 +72,10 @@ class FleetView:
         return False
 
     async def holding(self, adapter: str, suffices: Callable[[Fleet], bool]) -> Fleet:
-        """The workers that hold an adapter (an id; "" is the model itself). One that was published a moment ago may be
-        new to this view, so it is renewed unless they suffice. Raises BrokerUnavailable, and AdapterMissing where all
-        workers would suffice and these do not."""
-        if not adapter or suffices(self.now.holding(adapter)):
+        """The workers that hold an adapter (an id; "" is the model itself). One that was published, or a worker that
+        came up, a moment ago may be new to this view, so it is renewed unless they suffice. Raises BrokerUnavailable,
+        and AdapterMissing where all workers would suffice and these do not."""
+        if suffices(self.now.holding(adapter)):
             return self.now.holding(adapter)
         await self.renew()
         found = self.now.holding(adapter)

@@ -179,6 +179,17 @@ async def test_a_look_that_began_before_the_question_is_no_answer(redis: Any, mo
     assert [*await asyncio.gather(early, late)] == [False, True]
 
 
+@pytest.mark.parametrize("adapter", ["", "sql@v1"])
+async def test_a_worker_that_came_up_a_moment_ago_suffices(redis: Any, adapter: str) -> None:
+    """Whoever heard that all are ready may ask before this view has seen it."""
+    view = View(redis)
+    await view.fleet.refresh()
+    await view.registry.announce(worker(AGG, *ALL, adapters=["sql@v1"]))
+    assert view.ids == []
+    found = await view.fleet.holding(adapter, lambda fleet: not fleet.missing(False))
+    assert [one.id for one in found.workers] == view.ids == [AGG.worker]
+
+
 async def test_nobody_is_given_up_because_redis_is_away() -> None:
     with redis_server() as server:
         redis = connect(server.url, 0.5, name="test")

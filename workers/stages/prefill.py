@@ -66,7 +66,7 @@ async def _choose(host: Host, task: PrefillTask, prompt: RenderedPrompt) -> Deci
         priority=task.priority,
         adapter=task.adapter,
     )
-    fleet = await host.fleet.holding(task.adapter, lambda fleet: bool(fleet.decoders()))
+    fleet = await host.fleet.holding(task.adapter, lambda fleet: bool(fleet.without(task.avoid).decoders()))
     decision = await host.router.hand_off(fleet.without(task.avoid), ask, task.plan)
     metrics.HANDED_OFF.labels(decision.reasons.policy, decision.reasons.fallback).inc()
     return decision
