@@ -146,7 +146,7 @@ def _parse(text: str) -> MediaUrl:
     if not 1 <= port <= 65535:
         raise MediaUrlRefused("the URL's port is not valid")
     target = quote(parts["path"], safe=_PATH_SAFE) or "/"
-    if parts["query"] is not None:
+    if parts["query"]:  # an empty one is none, as the parsers of others have it
         target += "?" + quote(parts["query"], safe=_QUERY_SAFE)
     return MediaUrl(scheme(text), host, port, target, address)
 

@@ -306,6 +306,7 @@ def accepted(text: str) -> MediaUrl | None:
 
 
 @given(URLS)
+@example("http://A?")
 @example("http://example.com/a?b#c")
 @example("http://[2606:4700::1111]:81/")
 def test_no_other_reader_sees_another_host(text: str) -> None:
