@@ -19,6 +19,7 @@ from api.routes import chat
 from app.errors import MediaExpired, NoWorker, TrivetError
 from app.settings import Settings
 from tests.polling import until
+from tests.route_client import route_client
 
 
 class Model(BaseModel):
@@ -72,12 +73,7 @@ def services() -> Any:
 
 @pytest.fixture
 async def client(services: Any) -> AsyncIterator[httpx.AsyncClient]:
-    app = FastAPI()
-    app.state.services = services
-    app.add_middleware(RequestId)
-    errors.install(app)
-    app.include_router(chat.router)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as made:
+    async with route_client(chat.router, services) as made:
         yield made
 
 

@@ -10,16 +10,14 @@ from unittest.mock import AsyncMock
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from fastapi.responses import Response
 
-from api import errors
 from api.intake import Intake
-from api.middleware import RequestId
 from api.routes import embeddings
 from app.errors import WrongEndpoint
 from app.roles import Does
 from app.settings import Settings
+from tests.route_client import route_client
 
 PATH = "/v1/embeddings"
 
@@ -52,12 +50,7 @@ def services() -> Any:
 
 @pytest.fixture
 async def client(services: Any) -> AsyncIterator[httpx.AsyncClient]:
-    app = FastAPI()
-    app.state.services = services
-    app.add_middleware(RequestId)
-    errors.install(app)
-    app.include_router(embeddings.router)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as made:
+    async with route_client(embeddings.router, services) as made:
         yield made
     assert services.in_flight == 0
 
