@@ -49,28 +49,27 @@ async def encode(message: dict[str, Any]) -> None:
 @app.task(base=AioTask, name=PREFILL_TASK)  # type: ignore[untyped-decorator]
 async def prefill(message: dict[str, Any]) -> None:
     """Run a PrefillTask: fill the KV cache with the prompt and enqueue the decode task."""
-    host = current()
-    task = _parse(host, PrefillTask, message)
-    if task is not None:
-        await _run(host, task, prefill_stage.run, prefill_stage.refuse)
+    await _serve(PrefillTask, message, prefill_stage.run, prefill_stage.refuse)
 
 
 @app.task(base=AioTask, name=DECODE_TASK)  # type: ignore[untyped-decorator]
 async def decode(message: dict[str, Any]) -> None:
     """Run a DecodeTask: generate, and stream the deltas to the API process that asked."""
-    host = current()
-    task = _parse(host, DecodeTask, message)
-    if task is not None:
-        await _run(host, task, decode_stage.run, decode_stage.refuse)
+    await _serve(DecodeTask, message, decode_stage.run, decode_stage.refuse)
 
 
 @app.task(base=AioTask, name=EMBED_TASK)  # type: ignore[untyped-decorator]
 async def embed(message: dict[str, Any]) -> None:
     """Run an EmbedTask: make the prompt's vector, and send it to the API process that asked."""
+    await _serve(EmbedTask, message, embed_stage.run, embed_stage.refuse)
+
+
+async def _serve(kind: type[T], message: dict[str, Any], stage: Stage[T], refuse: Stage[T]) -> None:
+    """Run the stage, if the message is one of its tasks."""
     host = current()
-    task = _parse(host, EmbedTask, message)
+    task = _parse(host, kind, message)
     if task is not None:
-        await _run(host, task, embed_stage.run, embed_stage.refuse)
+        await _run(host, task, stage, refuse)
 
 
 def _parse(host: Host, kind: type[M], message: dict[str, Any]) -> M | None:
