@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import errors, garbage, malloc, middleware, openapi_security, processes
+from api import errors, malloc, middleware, openapi_security, processes
 from api.routes import (
     chat,
     completions,
@@ -23,7 +23,7 @@ from api.routes import (
     stored_responses,
     tokenize,
 )
-from app import api_keys, logs, settings
+from app import api_keys, garbage, logs, settings
 
 log = logging.getLogger(__name__)
 

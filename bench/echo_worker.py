@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+from typing import Any
 
-from app import settings
+from app import garbage, settings
 from app.messages import Assignment, DecodeTask
 from app.redis import connect
 from app.registry import EngineState, Registry
@@ -23,6 +24,16 @@ ME = Assignment(worker="agg@echo", incarnation="e1")
 ROOM = EngineState(vllm="0", max_model_len=2048, block_size=16, kv_tokens=1 << 21)
 #: Long, for machines that are so busy that it does not get its turn.
 LEASE_S = 60.0
+
+
+def forgetting(stage: Stage) -> Stage:
+    """A worker that kept all tasks would stop ever longer for the collector of cycles."""
+
+    async def forgets(one: FakeWorker, task: Any) -> None:
+        one.taken.clear()
+        await stage(one, task)
+
+    return forgets
 
 
 def by_step(steps: Steps) -> Stage:
@@ -39,11 +50,12 @@ async def main(step_s: float) -> None:
     chosen = settings.current()
     redis = connect(chosen.redis.cache, chosen.redis.timeout_s, name=ME.worker)
     steps = Steps(step_s)
-    one = FakeWorker(redis, ME, tuple(ALL), by_step(steps) if step_s else count)
+    one = FakeWorker(redis, ME, tuple(ALL), forgetting(by_step(steps) if step_s else count))
     one.record = worker(ME, *ALL, model=chosen.served_name, concurrency=1024, engine=ROOM)
     one.registry = Registry(redis, LEASE_S)
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    garbage.leave_out_what_is_there()
     async with one.running():
         # A task that ends has failed: beating does without a Redis.
         rest = [asyncio.create_task(stopped.wait()), one.beating]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
-from app import cancellation
+from app import cancellation, garbage
 from app.adapter_registry import AdapterRegistry
 from app.fleet import FleetView
 from app.messages import Assignment, StageTask, Task
@@ -113,6 +113,7 @@ class Host:
         check(self.settings)
         await self.connect()
         work = await self._load()
+        garbage.leave_out_what_is_there()
         self._metrics_url = metrics.serve(self.settings.worker.metrics_host)
         check_blocks(self.record(), await self.registry.workers())
         work += await self._register()

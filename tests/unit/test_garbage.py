@@ -1,4 +1,4 @@
-"""api.garbage: what is there is left out, and what comes later is collected."""
+"""app.garbage: what is there is left out, and what comes later is collected."""
 
 import gc
 import weakref
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from api import garbage
+from app import garbage
 
 
 class Node:
