@@ -217,6 +217,18 @@ def test_the_engine_has_what_is_asked_of_it(vllm: Any) -> None:
     assert "lora_request" in inspect.signature(AsyncLLM.generate).parameters
 
 
+def test_the_largest_number_fits_what_vllms_runner_on_gpus_keeps(vllm: Any) -> None:
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.worker.gpu.lora_utils import LoraState
+
+    state, largest = LoraState(2), (1 << 31) - 1
+    state.add_request("r", 1, LoRARequest("sql@v1", largest, "/adapters/v1"))
+    (prompts, tokens, _) = state.make_lora_inputs(["r"], np.array([1]), np.array([3]))
+    assert (prompts, tokens) == ((largest,), (largest,) * 3)
+    with pytest.raises(OverflowError):
+        state.add_request("r", 1, LoRARequest("sql@v1", largest + 1, "/adapters/v1"))
+
+
 async def test_an_engine_is_told_of_an_adapter_by_name_and_version(vllm: Any) -> None:
     llm = Llm(max_lora_rank=8, max_loras=2, max_cpu_loras=4)
     loras = EngineLoras(llm)
@@ -228,8 +240,7 @@ async def test_an_engine_is_told_of_an_adapter_by_name_and_version(vllm: Any) ->
     request = loras.request(SQL.id)
     assert request is not None
     assert (request.lora_name, request.lora_path) == ("sql@v1", "/adapters/v1")
-    # vLLM keeps the numbers of running requests in such an array.
-    assert int(np.array([request.lora_int_id], dtype=np.int64)[0]) == lora_number(SQL.id)
+    assert request.lora_int_id == lora_number(SQL.id)
     with pytest.raises(AdapterRefused, match="same number"):
         await loras.add(SQL)
     await loras.remove(SQL.id)

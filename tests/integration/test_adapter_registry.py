@@ -436,4 +436,4 @@ async def test_a_redis_that_comes_back_empty_has_no_adapters(
 
 def test_numbers_fit_vllms_integers() -> None:
     numbers = {lora_number(f"sql@{one}") for one in range(1000)}
-    assert len(numbers) == 1000 and min(numbers) > 0 and max(numbers) < 1 << 63
+    assert len(numbers) == 1000 and min(numbers) > 0 and max(numbers) < 1 << 31
