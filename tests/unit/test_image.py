@@ -93,11 +93,10 @@ CHUNK = b"\0\0\0\0teSt" + struct.pack(">I", zlib.crc32(b"teSt"))
 @pytest.mark.parametrize(
     "data",
     [
-        PNG[:33] + CHUNK * 20_000 + PNG[33:],
         b"\xff\xd8" + b"\xff\xfe\0\x02" * 20_000,
         b"\xff\xd8" + b"\xff" * 20_000,
     ],
-    ids=["PNG of empty chunks", "JPEG of comments", "JPEG of fill bytes"],
+    ids=["JPEG of comments", "JPEG of fill bytes"],
 )
 def test_a_header_without_an_end_is_left(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
 
@@ -116,7 +115,7 @@ def test_a_header_without_an_end_is_left(data: bytes, monkeypatch: pytest.Monkey
         return views[-1]
 
     monkeypatch.setattr(image, "HeaderView", view_of)
-    assert refusal(data) == "the image's header has too many parts"
+    assert refusal(data) == "the image has too many parts"
     (view,) = views
     assert view.times <= header_view.MOST_READS
 
