@@ -17,6 +17,7 @@ from tests.integration.item_engine import ITEM
 from tests.items import identity
 from tests.messages import decode_task
 from tests.polling import until
+from workers import media_loading
 from workers.embeddings import room as rooms
 from workers.items.encoder import AT_ONCE
 from workers.items.untaken import LOOK_S
@@ -172,6 +173,32 @@ async def test_decoded_media_have_a_bound(cluster: Cluster, splices: bool) -> No
     decoded._limit = 10
     await cluster.ask(agg, *range(8, 11))  # larger than all of it
     await cluster.quiet()
+
+
+async def test_who_leaves_has_memory_for_as_long_as_something_is_decoded(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agg = await cluster.worker("agg@0", ENCODES)
+    going, decode, decoded = threading.Event(), media_loading.load, agg.items.encoder.decoded
+
+    def slow(*arguments: Any) -> Any:
+        going.wait(10)
+        return decode(*arguments)
+
+    async def take() -> None:
+        async with agg.items.encoder.loaded((await cluster.api.prompt(1)).media):
+            raise AssertionError("nobody is here any more")
+
+    monkeypatch.setattr(media_loading, "load", slow)
+    taking = asyncio.create_task(take())
+    await until(lambda: decoded.used == 192, "a medium in memory")
+    taking.cancel()
+    await asyncio.wait([taking], timeout=0.2)
+    assert decoded.used == 192
+    going.set()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    assert decoded.used == 0
 
 
 async def test_memory_is_allocated_and_given_back_off_the_loop(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ from app.messages import Assignment, MediaRef, Modality
 from app.settings_media import MediaSettings
 from app.tensors.plane import TensorPlane
 from app.tensors.segment import ITEM_SIZES
+from app.to_the_end import to_the_end
 from app.together import together
 from workers import media_loading
 from workers.decoded_size import decoded_size
@@ -122,7 +124,7 @@ class ItemEncoder:
     async def loaded(self, refs: Sequence[MediaRef]) -> AsyncIterator[list[Any]]:
         """The decoded media, which are in this worker's memory for them inside the block, and not to be kept.
 
-        Raises MediaRefused, MediaExpired, TensorError.
+        Raises MediaRefused, MediaExpired, TensorError. Who is cancelled meanwhile waits for what is being decoded.
         """
         contents = await together(self._read(ref) for ref in refs)
         sizes = await together(
@@ -132,7 +134,7 @@ class ItemEncoder:
         async with self.decoded.taking(sum(sizes)):
             io_kwargs = self._engine.renderer.media_io_kwargs
             yield await together(
-                asyncio.to_thread(media_loading.load, ref, content, io_kwargs, self._limits)
+                to_the_end(functools.partial(media_loading.load, ref, content, io_kwargs, self._limits))
                 for ref, content in zip(refs, contents, strict=True)
             )
 

@@ -1,0 +1,39 @@
+"""What runs in a thread ends before whoever waits for it goes on, cancelled or not."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from app.to_the_end import to_the_end
+from tests.polling import until
+
+
+async def test_its_answer_and_its_failure_arrive() -> None:
+    assert await to_the_end(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        await to_the_end(lambda: 1 // 0)
+
+
+@pytest.mark.parametrize("end", [lambda: 7, lambda: 1 // 0], ids=["an answer", "a failure"])
+async def test_who_is_cancelled_waits_however_often(end: Any) -> None:
+    began, going, over = threading.Event(), threading.Event(), []
+
+    def job() -> int:
+        began.set()
+        going.wait(10)
+        over.append(True)
+        return int(end())
+
+    waiting = asyncio.create_task(to_the_end(job))
+    await until(began.is_set, "the thread")
+    for _ in range(3):
+        waiting.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    going.set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert over == [True]
