@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from app.errors import BrokerUnavailable
+from app.errors.serving import BrokerUnavailable
 from app.fleet import FleetView
 from app.items.index import ItemIndex
 from app.media import MediaHolder

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from api.known_media import KnownMedia
 from api.media_parts import Medium
 from app import media
-from app.errors import MediaUuidNotFound
+from app.errors.media import MediaUuidNotFound
 from app.media import MediaHolder
 from app.media.fetch import Fetched
 from app.media.url_memo import UrlMemo, UrlMemory

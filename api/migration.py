@@ -8,7 +8,9 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from app.errors import AdapterMissing, RemoteFailure, WorkerLost
+from app.errors.adapters import AdapterMissing
+from app.errors.base import RemoteFailure
+from app.errors.serving import WorkerLost
 from app.messages import Delta
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from api.vllm_markers import Markers
 from api.vllm_outputs import PipelineError
 from api.vllm_vectors import Vector
 from app import vllm_model
-from app.errors import InvalidRequest, TrivetError
+from app.errors.base import TrivetError
+from app.errors.requests import InvalidRequest
 from app.messages import Delta, MediaRef, Prompt, joined
 from app.roles import Does
 

@@ -11,7 +11,7 @@ from vllm.exceptions import GenerationError
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 
-from app.errors import TrivetError
+from app.errors.base import TrivetError
 from app.messages import Delta, TokenLogprob
 
 

@@ -11,7 +11,7 @@ from api import vllm_outputs
 from api.context import RequestContext
 from api.iterated import Iterated
 from api.pipeline import Job, Pipeline
-from app.errors import TrivetError
+from app.errors.base import TrivetError
 from app.messages import Delta
 
 

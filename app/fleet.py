@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from redis.exceptions import RedisError
 
-from app.errors import AdapterMissing, BrokerUnavailable
+from app.errors.adapters import AdapterMissing
+from app.errors.serving import BrokerUnavailable
 from app.messages import Assignment
 from app.registry import Fleet, Registry
 

@@ -11,7 +11,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from app import keys
-from app.errors import Failure
+from app.errors.base import Failure
 
 Modality = Literal["image", "video", "audio"]
 

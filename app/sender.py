@@ -17,7 +17,7 @@ import orjson
 from redis.exceptions import RedisError
 
 from app import keys
-from app.errors import BrokerUnavailable
+from app.errors.serving import BrokerUnavailable
 from app.messages import DecodeTask, EmbedTask, EncodeTask, PrefillTask, Task
 from app.tick import Tick
 

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from app import keys, sender
 from app.celery import DECODE_TASK, ENCODE_TASK
-from app.errors import WorkerLost
+from app.errors.serving import WorkerLost
 from app.messages import DecodeTask, Delta, EncodeTask
 from workers.host import Host
 from workers.stages import decode, encode

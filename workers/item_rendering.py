@@ -15,7 +15,7 @@ from typing import Any, get_args
 import numpy as np
 from PIL import Image
 
-from app.errors import TrivetError
+from app.errors.base import TrivetError
 from app.items.record import ItemRecord
 from app.items.splice import runs_of, splice
 from app.messages import FieldValue, MediaRef, Modality, Prompt, RenderedItem, RenderedPrompt

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from app.errors import EngineFailed
+from app.errors.serving import EngineFailed
 from app.messages import Delta, TokenLogprob
 
 if TYPE_CHECKING:

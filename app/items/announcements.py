@@ -13,7 +13,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from app import keys
-from app.errors import Failure
+from app.errors.base import Failure
 from app.messages import Assignment
 from app.redis import subscription
 

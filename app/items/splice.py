@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 from app.items.record import ItemRecord
 from app.messages import MediaRef, Prompt, RenderedItem, RenderedPrompt
 

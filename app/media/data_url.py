@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pybase64
 
-from app.errors import MediaRefused, MediaTooLarge
+from app.errors.media import MediaRefused, MediaTooLarge
 from app.media.media_type import check_type
 from app.messages import Modality
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.errors import MediaRefused
+from app.errors.media import MediaRefused
 from app.messages import Modality
 
 #: Types that say nothing: the bytes have to.

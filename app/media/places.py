@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from app import keys
-from app.errors import BrokerUnavailable
+from app.errors.serving import BrokerUnavailable
 from app.messages import Descriptor
 from app.tick import Tick
 

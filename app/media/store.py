@@ -11,7 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 
-from app.errors import MediaMemoryFull, TensorError
+from app.errors.media import MediaMemoryFull
+from app.errors.tensors import TensorError
 from app.messages import Descriptor
 from app.tensors import segment
 from app.tensors.segment import Header

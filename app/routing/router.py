@@ -24,7 +24,7 @@ import orjson
 from redis.exceptions import ResponseError
 
 from app import keys
-from app.errors import NoWorker
+from app.errors.serving import NoWorker
 from app.messages import Assignment, Plan
 from app.redis import needed
 from app.registry import Fleet

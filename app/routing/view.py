@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from app.errors import BrokerUnavailable
+from app.errors.serving import BrokerUnavailable
 from app.items.index import ItemIndex
 from app.items.record import ItemRecord
 from app.items.splice import Place, expanded, places

@@ -11,7 +11,8 @@ import msgspec
 from redis.exceptions import RedisError
 
 from app import keys
-from app.errors import Failure, TokensLost
+from app.errors.base import Failure
+from app.errors.serving import TokensLost
 from app.messages import Assignment, Batch, Delta
 from app.redis import subscription
 

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.errors import PeerGone, TensorError, TensorIncompatible, TensorMissing
+from app.errors.tensors import PeerGone, TensorError, TensorIncompatible, TensorMissing
 from app.messages import Descriptor
 from app.tensors import sealed
 

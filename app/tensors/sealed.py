@@ -7,7 +7,7 @@ import binascii
 
 import blake3
 
-from app.errors import TensorIncompatible
+from app.errors.tensors import TensorIncompatible
 from app.messages import Descriptor
 
 _DIGEST = 16

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import WorkerLost
+from app.errors.serving import WorkerLost
 from app.messages import TokenLogprob
 from tests.contract.serving import Surface, answer, chunks, events, spoken, step
 

@@ -13,7 +13,8 @@ from unittest import mock
 import pytest
 
 from app import ports, vllm_reasoning
-from app.errors import InvalidRequest, WorkerLost
+from app.errors.requests import InvalidRequest
+from app.errors.serving import WorkerLost
 from app.messages import EmbedTask, Prompt
 from app.roles import Does
 from app.settings import Settings

@@ -13,7 +13,7 @@ import pytest
 from openai.types import CreateEmbeddingResponse
 
 from api import context
-from app.errors import NoWorker
+from app.errors.serving import NoWorker
 from app.messages import Delta
 from tests.contract.serving import Surface
 

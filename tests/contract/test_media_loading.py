@@ -14,7 +14,7 @@ import soundfile
 from PIL import Image
 
 from app import tiny_model
-from app.errors import MediaRefused
+from app.errors.media import MediaRefused
 from app.media import FRAMES, decode
 from app.messages import Descriptor, MediaRef, Modality
 from app.settings_media import MediaSettings

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from api import context
 from api.context import RequestContext
-from app.errors import InvalidRequest, NoWorker
+from app.errors.requests import InvalidRequest
+from app.errors.serving import NoWorker
 from app.messages import TokenLogprob
 from tests.contract.serving import frames, step
 

@@ -11,7 +11,7 @@ import pytest
 
 from api.pipeline import Job, Pipeline
 from app import keys
-from app.errors import RemoteFailure
+from app.errors.base import RemoteFailure
 from app.fleet import FleetView
 from app.items.index import ItemIndex
 from app.messages import Assignment, Prompt

@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from app.errors import MediaRefused, PromptTooLong
+from app.errors.media import MediaRefused
+from app.errors.requests import PromptTooLong
 from app.items import splice
 from app.messages import FieldValue, MediaRef, Modality, Prompt
 from app.registry import EngineState

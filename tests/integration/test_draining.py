@@ -10,7 +10,7 @@ import pytest
 
 from app import keys, sender
 from app.celery import DECODE_TASK, ENCODE_TASK, PREFILL_TASK
-from app.errors import Failure
+from app.errors.base import Failure
 from app.messages import Delta, KVHandoff, RenderedPrompt
 from app.roles import Role
 from app.sender import TaskSender

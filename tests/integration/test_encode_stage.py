@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app import cancellation, keys
-from app.errors import EncodeFailed
+from app.errors.serving import EncodeFailed
 from app.items.index import Found
 from app.messages import Assignment, EncodeTask, MediaRef
 from app.roles import Role

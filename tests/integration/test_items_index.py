@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from app import keys
-from app.errors import EncodeFailed, MediaRefused, RecordTooLarge
+from app.errors.media import MediaRefused
+from app.errors.serving import EncodeFailed, RecordTooLarge
 from app.items.index import Found, Holder, ItemIndex, Outcome
 from app.messages import Assignment
 from app.redis import connect

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import BrokerUnavailable
+from app.errors.serving import BrokerUnavailable
 from app.items.index import ItemIndex, Outcome
 from app.messages import Assignment
 from app.redis import connect

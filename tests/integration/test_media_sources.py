@@ -18,7 +18,9 @@ from api.known_media import KnownMedia
 from api.media_sources import AT_ONCE, MediaSources, lease_s
 from api.references import from_url
 from app import keys, media
-from app.errors import BrokerUnavailable, InvalidRequest, MediaUnreachable, MediaUuidNotFound, MediaUuidTaken
+from app.errors.media import MediaUnreachable, MediaUuidNotFound, MediaUuidTaken
+from app.errors.requests import InvalidRequest
+from app.errors.serving import BrokerUnavailable
 from app.items.index import ItemIndex
 from app.media import MediaHolder
 from app.media.fetch import MediaFetcher

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app import cancellation, keys
-from app.errors import BrokerUnavailable, EngineFailed
+from app.errors.serving import BrokerUnavailable, EngineFailed
 from app.messages import (
     Assignment,
     DecodeTask,

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from app import fleet as fleet_module
-from app.errors import AdapterMissing, RemoteFailure
+from app.errors.adapters import AdapterMissing
+from app.errors.base import RemoteFailure
 from app.messages import DecodeTask, Delta, PrefillTask
 from tests.integration.fake_api import agg, answer, job, serving, split
 from tests.integration.fake_worker import FakeWorker, count

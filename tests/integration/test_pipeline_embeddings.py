@@ -7,7 +7,7 @@ import pytest
 
 from api.pipeline import Job
 from app import cancellation, keys
-from app.errors import WrongEndpoint
+from app.errors.requests import WrongEndpoint
 from app.messages import Assignment, Delta, EmbedTask, Prompt
 from app.roles import Does, Role
 from tests.integration.fake_api import agg, answer, job, serving

@@ -10,7 +10,8 @@ import pytest
 
 from app import cancellation, keys
 from app import fleet as fleet_module
-from app.errors import BrokerUnavailable, NoWorker, RemoteFailure, WorkerLost
+from app.errors.base import RemoteFailure
+from app.errors.serving import BrokerUnavailable, NoWorker, WorkerLost
 from app.messages import Assignment, DecodeTask, Delta, Prompt
 from app.redis import connect
 from app.routing import Ask

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app import keys
-from app.errors import BrokerUnavailable, NoWorker
+from app.errors.serving import BrokerUnavailable, NoWorker
 from app.messages import Plan
 from app.redis import connect
 from app.registry import Fleet

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 from app.items import splice
 from app.items.index import ItemIndex
 from app.messages import MediaRef, Prompt

@@ -13,7 +13,8 @@ import pytest
 
 from app import cancellation, keys
 from app import fleet as fleet_view
-from app.errors import BrokerUnavailable, EncodeFailed, MediaExpired, MediaRefused, WorkerLost
+from app.errors.media import MediaExpired, MediaRefused
+from app.errors.serving import BrokerUnavailable, EncodeFailed, WorkerLost
 from app.messages import Assignment, Prompt
 from app.roles import Role
 from tests.integration.item_cluster import ENCODES, PD, Cluster, E, Worker, taker

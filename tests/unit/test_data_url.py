@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import MediaRefused
+from app.errors.media import MediaRefused
 from app.media import FRAMES, decode
 from app.messages import Modality
 from tests.pictures import data_url

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.errors import EngineFailed, MediaRefused, PromptTooLong
+from app.errors.media import MediaRefused
+from app.errors.requests import PromptTooLong
+from app.errors.serving import EngineFailed
 from app.messages import Delta, EmbedTask, Prompt
 from tests.messages import decode_task, media_ref
 from workers.stages import embed

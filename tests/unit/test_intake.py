@@ -11,14 +11,8 @@ import pytest
 from api import references
 from api.intake import Admission, Intake
 from app import media
-from app.errors import (
-    InvalidRequest,
-    MediaMemoryFull,
-    MediaRefused,
-    MediaUnreachable,
-    MediaUrlRefused,
-    MultimodalDisabled,
-)
+from app.errors.media import MediaMemoryFull, MediaRefused, MediaUnreachable, MediaUrlRefused
+from app.errors.requests import InvalidRequest, MultimodalDisabled
 from app.media import FRAMES, MediaHolder, identify
 from app.messages import Descriptor, MediaRef
 from app.settings import Settings

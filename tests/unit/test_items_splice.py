@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 from app.items import ItemRecord, splice
 from app.items.splice import expanded, runs_of
 from app.messages import FieldValue, MediaRef, Modality, Prompt, RenderedPrompt

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from app.errors import Failure
+from app.errors.base import Failure
 from app.messages import (
     Assignment,
     Batch,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import Failure
+from app.errors.base import Failure
 from app.messages import Assignment, Delta
 from app.streaming import RequestStream
 

@@ -7,7 +7,7 @@ import pytest
 from fastapi import Request
 
 from api import route_headers
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 from app.messages import Plan
 from app.routing import Decision, Explanation
 from app.routing.base import Candidate

@@ -15,7 +15,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, ResponseError
 
-from app.errors import BrokerUnavailable
+from app.errors.serving import BrokerUnavailable
 from app.messages import Assignment, DecodeTask, EmbedTask, Plan, Prompt
 from app.sender import TaskSender, envelope, envelope_of, summary
 

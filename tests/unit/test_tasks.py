@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError
 
-from app.errors import AdapterMissing
+from app.errors.adapters import AdapterMissing
 from app.messages import DecodeTask, Delta
 from tests.messages import decode_task
 from workers import tasks

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from app import keys
 from app.celery import ENCODE_TASK
-from app.errors import BrokerUnavailable, Failure, RemoteFailure
+from app.errors.base import Failure, RemoteFailure
+from app.errors.serving import BrokerUnavailable
 from app.fleet import FleetView
 from app.items import ItemRecord
 from app.items.announcements import Announcements, Watch, is_final

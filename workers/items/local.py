@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from app.errors import PeerGone, TensorError, TensorExpired, TensorIncompatible, TensorMissing
+from app.errors.tensors import PeerGone, TensorError, TensorExpired, TensorIncompatible, TensorMissing
 from app.items import ItemRecord
 from app.items.index import Found, Holder, ItemIndex
 from app.messages import Assignment

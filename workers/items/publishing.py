@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from app.errors import TrivetError
+from app.errors.base import TrivetError
 from app.items import ItemRecord
 from app.items.index import ItemIndex
 from app.messages import Assignment

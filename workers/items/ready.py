@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from app.errors import MultimodalDisabled
+from app.errors.requests import MultimodalDisabled
 from app.messages import Prompt, RenderedPrompt, StageTask
 
 if TYPE_CHECKING:

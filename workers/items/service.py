@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from app.errors import BrokerUnavailable
+from app.errors.serving import BrokerUnavailable
 from app.fleet import FleetView
 from app.items.announcements import Announcements
 from app.items.index import ItemIndex

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from app.errors import KVLeaseExpired
+from app.errors.serving import KVLeaseExpired
 from app.messages import DecodeTask, Delta, RenderedPrompt, joined
 from workers.host import Host
 from workers.items.ready import Ready

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.errors import MediaRefused
+from app.errors.media import MediaRefused
 from app.messages import EmbedTask
 from workers.host import Host
 from workers.watch import Watch
