@@ -14,7 +14,7 @@ from api.media_parts import Medium, Part, Shape
 from api.media_sources import MediaSources, Naming, Taken
 from app.errors.media import MediaRefused
 from app.errors.requests import InvalidRequest, MultimodalDisabled
-from app.messages import Modality
+from app.messages.media import Modality
 from app.settings import Settings
 from app.together import together
 

@@ -10,7 +10,8 @@ from app.items.index import ItemIndex
 from app.media import MediaHolder
 from app.media.places import MediaPlaces
 from app.media.uuids import NamedMedium
-from app.messages import Assignment, Descriptor
+from app.messages.plans import Assignment
+from app.messages.tensors import Descriptor
 
 
 class Known(NamedTuple):

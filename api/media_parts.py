@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from app.errors.media import MediaRefused
 from app.errors.requests import InvalidRequest
-from app.messages import Modality
+from app.messages.media import Modality
 
 Part = dict[str, Any]
 

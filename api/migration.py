@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from app.errors.adapters import AdapterMissing
 from app.errors.base import RemoteFailure
 from app.errors.serving import WorkerLost
-from app.messages import Delta
+from app.messages.deltas import Delta
 
 if TYPE_CHECKING:
     from api.pipeline import Job

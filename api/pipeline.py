@@ -20,7 +20,10 @@ from app.errors.requests import WrongEndpoint
 from app.errors.serving import BrokerUnavailable, DeadlineExceeded, WorkerLost
 from app.fleet import FleetView
 from app.items.index import ItemIndex
-from app.messages import Assignment, DecodeTask, Delta, EmbedTask, EncodeTask, Plan, PrefillTask, Prompt
+from app.messages.deltas import Delta
+from app.messages.plans import Assignment, Plan
+from app.messages.prompts import Prompt
+from app.messages.tasks import DecodeTask, EmbedTask, EncodeTask, PrefillTask
 from app.registry import Fleet
 from app.roles import Does, Role
 from app.routing import Ask, Decision, Explanation, Reservations, Router, View

@@ -28,7 +28,9 @@ from api.vllm_vectors import Vector
 from app import vllm_model
 from app.errors.base import TrivetError
 from app.errors.requests import InvalidRequest
-from app.messages import Delta, MediaRef, Prompt, joined
+from app.messages.deltas import Delta, joined
+from app.messages.media import MediaRef
+from app.messages.prompts import Prompt
 from app.roles import Does
 
 #: Where the engine input carries the references of a prompt's media.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 from app.errors.requests import InvalidRequest
-from app.messages import MediaRef, Modality
+from app.messages.media import MediaRef, Modality
 
 
 class Markers:

@@ -12,7 +12,7 @@ from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 
 from app.errors.base import TrivetError
-from app.messages import Delta, TokenLogprob
+from app.messages.deltas import Delta, TokenLogprob
 
 
 class PipelineError(GenerationError):

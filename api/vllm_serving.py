@@ -12,7 +12,7 @@ from app import torchvision_ops, vllm_args, vllm_reasoning
 from app.adapter_registry import Published
 from app.errors.base import Failure
 from app.errors.requests import InvalidRequest, ModelNotFound, WrongEndpoint
-from app.messages import Prompt
+from app.messages.prompts import Prompt
 from app.roles import Does
 from app.settings import Settings
 

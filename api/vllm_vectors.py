@@ -12,7 +12,7 @@ from api.context import RequestContext
 from api.iterated import Iterated
 from api.pipeline import Job, Pipeline
 from app.errors.base import TrivetError
-from app.messages import Delta
+from app.messages.deltas import Delta
 
 
 class Vector(Iterated[PoolingRequestOutput]):

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from app.errors.adapters import AdapterMissing
 from app.errors.serving import BrokerUnavailable
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.registry import Fleet, Registry
 
 log = logging.getLogger(__name__)

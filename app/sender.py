@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from app import keys
 from app.errors.serving import BrokerUnavailable
-from app.messages import DecodeTask, EmbedTask, EncodeTask, PrefillTask, Task
+from app.messages.tasks import DecodeTask, EmbedTask, EncodeTask, PrefillTask, Task
 from app.tick import Tick
 
 ORIGIN = f"trivet-{os.getpid()}@{socket.gethostname()}"

@@ -23,7 +23,7 @@ from app.adapters.fetch import THREADS
 from app.errors.adapters import AdapterLoadFailed, AdapterMissing, AdapterRefused
 from app.errors.base import TrivetError
 from app.errors.serving import BrokerUnavailable, WorkerLost
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.redis import subscription
 from app.settings import Settings
 from workers import metrics

@@ -16,7 +16,8 @@ from app import cancellation
 from app.celery import DECODE_TASK, EMBED_TASK, ENCODE_TASK, PREFILL_TASK, app
 from app.errors.base import TrivetError
 from app.errors.serving import BrokerUnavailable, DeadlineExceeded, EngineFailed, WorkerLost
-from app.messages import DecodeTask, Delta, EmbedTask, EncodeTask, PrefillTask, StageTask, Task
+from app.messages.deltas import Delta
+from app.messages.tasks import DecodeTask, EmbedTask, EncodeTask, PrefillTask, StageTask, Task
 from app.routing import encode_place
 from workers import bootstep, configure
 from workers.aiotask import AioTask

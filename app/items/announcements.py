@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from app import keys
 from app.errors.base import Failure
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.redis import subscription
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from app.errors.requests import InvalidRequest
 from app.items.record import ItemRecord
-from app.messages import MediaRef, Prompt, RenderedItem, RenderedPrompt
+from app.messages.media import MediaRef
+from app.messages.prompts import Prompt, RenderedItem, RenderedPrompt
 
 
 class Place(NamedTuple):

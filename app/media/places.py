@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from app import keys
 from app.errors.serving import BrokerUnavailable
-from app.messages import Descriptor
+from app.messages.tensors import Descriptor
 from app.tick import Tick
 
 log = logging.getLogger(__name__)

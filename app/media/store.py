@@ -13,7 +13,7 @@ from typing import Protocol
 
 from app.errors.media import MediaMemoryFull
 from app.errors.tensors import TensorError
-from app.messages import Descriptor
+from app.messages.tensors import Descriptor
 from app.tensors import segment
 from app.tensors.segment import Header
 

@@ -10,7 +10,8 @@ from pydantic import Field, ValidationError
 
 from app import keys
 from app.errors.media import MediaUuidTaken
-from app.messages import Message, Modality
+from app.messages.base import Message
+from app.messages.media import Modality
 from app.redis import needed
 from app.tick import Tick
 

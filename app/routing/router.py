@@ -25,7 +25,7 @@ from redis.exceptions import ResponseError
 
 from app import keys
 from app.errors.serving import NoWorker
-from app.messages import Assignment, Plan
+from app.messages.plans import Assignment, Plan
 from app.redis import needed
 from app.registry import Fleet
 from app.roles import Role

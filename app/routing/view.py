@@ -15,7 +15,8 @@ from app.errors.serving import BrokerUnavailable
 from app.items.index import ItemIndex
 from app.items.record import ItemRecord
 from app.items.splice import Place, expanded, places
-from app.messages import MediaRef, Modality, Prompt
+from app.messages.media import MediaRef, Modality
+from app.messages.prompts import Prompt
 from app.registry import Fleet
 from app.routing.base import View
 from app.routing.blocks import Span, chain

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from app.errors.tensors import TensorIncompatible, TensorMissing
-from app.messages import Descriptor
+from app.messages.tensors import Descriptor
 from app.tensors import segment
 from app.tensors.segment import Header
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.errors.tensors import PeerGone, TensorError, TensorIncompatible, TensorMissing
-from app.messages import Descriptor
+from app.messages.tensors import Descriptor
 from app.tensors import sealed
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from api.intake import Intake
 from api.middleware import RequestId
 from api.routes import chat, completions, embeddings, messages, models, responses, stored_responses, tokenize
 from app.errors.base import TrivetError
-from app.messages import Delta
+from app.messages.deltas import Delta
 from tests import media_intake
 from tests.web import Web
 

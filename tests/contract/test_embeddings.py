@@ -14,7 +14,7 @@ from openai.types import CreateEmbeddingResponse
 
 from api import context
 from app.errors.serving import NoWorker
-from app.messages import Delta
+from app.messages.deltas import Delta
 from tests.contract.serving import Surface
 
 PATH = "/v1/embeddings"

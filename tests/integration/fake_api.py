@@ -14,7 +14,8 @@ from app import keys
 from app.errors.base import RemoteFailure
 from app.fleet import FleetView
 from app.items.index import ItemIndex
-from app.messages import Assignment, Prompt
+from app.messages.plans import Assignment
+from app.messages.prompts import Prompt
 from app.registry import Registry
 from app.roles import ALL, Role
 from app.routing import RedisRouter, Reservations

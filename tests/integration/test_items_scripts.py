@@ -8,7 +8,7 @@ import pytest
 
 from app.errors.serving import BrokerUnavailable
 from app.items.index import ItemIndex, Outcome
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.redis import connect
 from app.settings_sections import ItemSettings
 from tests.items import E0, MODEL, descriptor, heard, identity, publish

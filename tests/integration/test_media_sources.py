@@ -27,7 +27,8 @@ from app.media.fetch import MediaFetcher
 from app.media.places import MediaPlaces
 from app.media.url_memo import UrlMemo
 from app.media.uuids import MediaUuids
-from app.messages import Assignment, MediaRef
+from app.messages.media import MediaRef
+from app.messages.plans import Assignment
 from app.settings import Settings
 from app.settings_sections import ItemSettings
 from tests import sounds, videos

@@ -11,7 +11,7 @@ import pytest
 
 from app import keys
 from app.errors.serving import BrokerUnavailable, NoWorker
-from app.messages import Plan
+from app.messages.plans import Plan
 from app.redis import connect
 from app.registry import Fleet
 from app.roles import ALL

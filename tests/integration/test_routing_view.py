@@ -8,7 +8,8 @@ import pytest
 from app.errors.requests import InvalidRequest
 from app.items import splice
 from app.items.index import ItemIndex
-from app.messages import MediaRef, Prompt
+from app.messages.media import MediaRef
+from app.messages.prompts import Prompt
 from app.redis import connect
 from app.registry import Fleet
 from app.roles import Role

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from app.errors.media import MediaRefused
 from app.media import FRAMES, decode
-from app.messages import Modality
+from app.messages.media import Modality
 from tests.pictures import data_url
 from tests.videos import frame_list, frames_url
 

@@ -14,7 +14,8 @@ from app import media
 from app.errors.media import MediaMemoryFull, MediaRefused, MediaUnreachable, MediaUrlRefused
 from app.errors.requests import InvalidRequest, MultimodalDisabled
 from app.media import FRAMES, MediaHolder, identify
-from app.messages import Descriptor, MediaRef
+from app.messages.media import MediaRef
+from app.messages.tensors import Descriptor
 from app.settings import Settings
 from app.settings_media import MediaSettings
 from tests import media_intake, sounds, videos

@@ -8,7 +8,7 @@ import pytest
 from app.errors.media import MediaRefused
 from app.errors.requests import PromptTooLong
 from app.errors.serving import EncodeFailed
-from app.messages import Prompt
+from app.messages.prompts import Prompt
 from tests.messages import media_ref
 
 CONTEXT = 10

@@ -19,7 +19,9 @@ from app.fleet import FleetView
 from app.items import ItemRecord
 from app.items.announcements import Announcements, Watch, is_final
 from app.items.index import ItemIndex, Outcome
-from app.messages import Assignment, EncodeTask, MediaRef, StageTask
+from app.messages.media import MediaRef
+from app.messages.plans import Assignment
+from app.messages.tasks import EncodeTask, StageTask
 from app.registry import WorkerRecord
 from app.roles import Role
 from app.sender import TaskSender

@@ -12,7 +12,7 @@ from typing import Any
 from app.errors.base import TrivetError
 from app.items import ItemRecord
 from app.items.index import ItemIndex
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.tensors import segment
 from app.tensors.plane import TensorPlane
 from workers.embeddings.store import EmbeddingStore

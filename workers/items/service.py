@@ -14,7 +14,8 @@ from app.fleet import FleetView
 from app.items.announcements import Announcements
 from app.items.index import ItemIndex
 from app.media import fingerprint
-from app.messages import Assignment, Modality
+from app.messages.media import Modality
+from app.messages.plans import Assignment
 from app.registry import Registry
 from app.roles import Role
 from app.sender import TaskSender

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.errors.media import MediaRefused
-from app.messages import EmbedTask
+from app.messages.tasks import EmbedTask
 from workers.host import Host
 from workers.watch import Watch
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.errors.base import TrivetError
 from app.errors.serving import EncodeFailed
-from app.messages import EncodeTask
+from app.messages.tasks import EncodeTask
 from workers.host import Host
 
 if TYPE_CHECKING:
