@@ -10,7 +10,9 @@ from api.context import NamedAdapter, RequestContext
 from app.adapter_registry import AdapterRegistry, Load, Published, adapter_id, lora_number
 from app.adapters import AdapterRefused, check_name
 from app.adapters.names import MAX_LENGTH
-from app.errors import AdapterLoadFailed, BrokerUnavailable, ModelNotFound
+from app.errors.adapters import AdapterLoadFailed
+from app.errors.requests import ModelNotFound
+from app.errors.serving import BrokerUnavailable
 from app.fleet import FleetView
 from app.settings import Settings
 

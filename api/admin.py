@@ -7,7 +7,7 @@ from ipaddress import ip_address
 
 from fastapi import Request
 
-from app.errors import AdminKeyNeeded
+from app.errors.requests import AdminKeyNeeded
 
 #: Headers that a browser's script, or a proxy in between, adds.
 OF_OTHERS = ("origin", "forwarded", "x-forwarded-for", "x-real-ip", "via")

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from api import metrics
-from app.errors import TooManyRequests
+from app.errors.requests import TooManyRequests
 
 if TYPE_CHECKING:
     from api.services import Services

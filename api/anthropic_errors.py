@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from app.errors import Failure
+from app.errors.base import Failure
 
 PREFIX = "/v1/messages"
 #: Status -> Anthropic's name for it; what is not here goes by its hundred.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 
 #: Each is a request of its own to the workers. OpenAI's limit of `n`.
 MAX_CHOICES = 128

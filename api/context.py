@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from api import metrics
-from app.errors import Failure
+from app.errors.base import Failure
 from app.routing import Decision
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from api import anthropic_errors
-from app.errors import Failure, InvalidRequest, TrivetError
+from app.errors.base import Failure, TrivetError
+from app.errors.requests import InvalidRequest
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from app.messages import Delta
+from app.messages.deltas import Delta
 
 _FALSY = ("logprobs", "return_token_ids", "return_prompt_text", "echo", "use_beam_search")
 

@@ -29,7 +29,10 @@ from api.middleware import body_limit
 from api.middleware.keep_alive import PING
 from api.services import Services
 from api.timings import HEADER, Timings
-from app.errors import DeadlineExceeded, Failure, InvalidRequest, MediaExpired, RemoteFailure, TrivetError
+from app.errors.base import Failure, RemoteFailure, TrivetError
+from app.errors.media import MediaExpired
+from app.errors.requests import InvalidRequest
+from app.errors.serving import DeadlineExceeded
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -18,7 +18,8 @@ from typing import Any
 import orjson
 
 from api import metrics
-from app.errors import GrammarsUnavailable, InvalidRequest
+from app.errors.requests import InvalidRequest
+from app.errors.serving import GrammarsUnavailable
 from app.settings import SECRETS, Settings, environment, variable
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from app.errors import Failure
+from app.errors.base import Failure
 
 #: As much as uvicorn's other protocol, h11, takes.
 MAX_HEAD_BYTES = 64 << 10

@@ -15,7 +15,7 @@ import orjson
 
 from api import media_parts
 from api.media_parts import Medium, Part, Shape
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 
 #: Shorter texts are parsed with the rest.
 LARGE = 1 << 16

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from api import media_parts, processor_kwargs, references
 from api.media_parts import Medium, Part, Shape
 from api.media_sources import MediaSources, Naming, Taken
-from app.errors import InvalidRequest, MediaRefused, MultimodalDisabled
-from app.messages import Modality
+from app.errors.media import MediaRefused
+from app.errors.requests import InvalidRequest, MultimodalDisabled
+from app.messages.media import Modality
 from app.settings import Settings
 from app.together import together
 

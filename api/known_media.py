@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from app.errors import BrokerUnavailable
+from app.errors.serving import BrokerUnavailable
 from app.fleet import FleetView
 from app.items.index import ItemIndex
 from app.media import MediaHolder
 from app.media.places import MediaPlaces
 from app.media.uuids import NamedMedium
-from app.messages import Assignment, Descriptor
+from app.messages.plans import Assignment
+from app.messages.tensors import Descriptor
 
 
 class Known(NamedTuple):

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.admission import Ticket
 from api.disconnect import WhileConnected
-from app.errors import DeadlineExceeded
+from app.errors.serving import DeadlineExceeded
 
 #: Smaller ones are handed to the server in one piece, whoever reads them.
 LARGE = 1 << 20

@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
-from app.errors import InvalidRequest, MediaRefused
-from app.messages import Modality
+from app.errors.media import MediaRefused
+from app.errors.requests import InvalidRequest
+from app.messages.media import Modality
 
 Part = dict[str, Any]
 

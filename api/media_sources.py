@@ -11,12 +11,13 @@ from typing import Any, NamedTuple, Protocol
 from api.known_media import KnownMedia
 from api.media_parts import Medium
 from app import media
-from app.errors import MediaUuidNotFound
+from app.errors.media import MediaUuidNotFound
 from app.media import MediaHolder
 from app.media.fetch import Fetched
 from app.media.url_memo import UrlMemo, UrlMemory
 from app.media.uuids import MediaUuids, NamedMedium
-from app.messages import Descriptor, MediaRef, Modality
+from app.messages.media import MediaRef, Modality
+from app.messages.tensors import Descriptor
 from app.settings import Settings
 
 #: Gets bytes, and the media type that MediaRef has; it may block.

@@ -8,8 +8,10 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from app.errors import AdapterMissing, RemoteFailure, WorkerLost
-from app.messages import Delta
+from app.errors.adapters import AdapterMissing
+from app.errors.base import RemoteFailure
+from app.errors.serving import WorkerLost
+from app.messages.deltas import Delta
 
 if TYPE_CHECKING:
     from api.pipeline import Job

@@ -14,19 +14,16 @@ from redis.exceptions import RedisError
 from api.migration import ELSEWHERE, migrating
 from app import cancellation, keys
 from app.celery import DECODE_TASK, EMBED_TASK, ENCODE_TASK, PREFILL_TASK
-from app.errors import (
-    BrokerUnavailable,
-    DeadlineExceeded,
-    Failure,
-    MediaExpired,
-    RemoteFailure,
-    TrivetError,
-    WorkerLost,
-    WrongEndpoint,
-)
+from app.errors.base import Failure, RemoteFailure, TrivetError
+from app.errors.media import MediaExpired
+from app.errors.requests import WrongEndpoint
+from app.errors.serving import BrokerUnavailable, DeadlineExceeded, WorkerLost
 from app.fleet import FleetView
 from app.items.index import ItemIndex
-from app.messages import Assignment, DecodeTask, Delta, EmbedTask, EncodeTask, Plan, PrefillTask, Prompt
+from app.messages.deltas import Delta
+from app.messages.plans import Assignment, Plan
+from app.messages.prompts import Prompt
+from app.messages.tasks import DecodeTask, EmbedTask, EncodeTask, PrefillTask
 from app.registry import Fleet
 from app.roles import Does, Role
 from app.routing import Ask, Decision, Explanation, Reservations, Router, View

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 
 FIELD = "mm_processor_kwargs"
 #: Longest `mm_processor_kwargs`, as JSON: they travel with every medium.

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import secrets
 
-from app.messages import MediaRef
+from app.messages.media import MediaRef
 
 SCHEME = "trivet:"
 _KEY = secrets.token_bytes(32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 
 
 def readable(body: dict[str, Any]) -> dict[str, Any]:

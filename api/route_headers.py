@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import orjson
 from fastapi import Request
 
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 from app.routing import Decision
 from app.settings_sections import ApiSettings
 

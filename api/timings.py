@@ -13,7 +13,8 @@ from typing import Any
 import orjson
 
 from api.pipeline import Job
-from app.messages import Delta, Plan
+from app.messages.deltas import Delta
+from app.messages.plans import Plan
 
 #: The header that asks, with the value 1, and the one that answers.
 HEADER = "x-trivet-timings"

@@ -26,8 +26,11 @@ from api.vllm_markers import Markers
 from api.vllm_outputs import PipelineError
 from api.vllm_vectors import Vector
 from app import vllm_model
-from app.errors import InvalidRequest, TrivetError
-from app.messages import Delta, MediaRef, Prompt, joined
+from app.errors.base import TrivetError
+from app.errors.requests import InvalidRequest
+from app.messages.deltas import Delta, joined
+from app.messages.media import MediaRef
+from app.messages.prompts import Prompt
 from app.roles import Does
 
 #: Where the engine input carries the references of a prompt's media.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
-from app.errors import InvalidRequest
-from app.messages import MediaRef, Modality
+from app.errors.requests import InvalidRequest
+from app.messages.media import MediaRef, Modality
 
 
 class Markers:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
 from api import references
-from app.messages import MediaRef
+from app.messages.media import MediaRef
 
 NAME = "trivet"
 

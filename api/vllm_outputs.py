@@ -11,8 +11,8 @@ from vllm.exceptions import GenerationError
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 
-from app.errors import TrivetError
-from app.messages import Delta, TokenLogprob
+from app.errors.base import TrivetError
+from app.messages.deltas import Delta, TokenLogprob
 
 
 class PipelineError(GenerationError):

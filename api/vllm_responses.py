@@ -9,7 +9,7 @@ import orjson
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 
 from api.context import current
-from app.errors import Failure
+from app.errors.base import Failure
 
 Response = dict[str, Any]
 

@@ -10,8 +10,9 @@ from api.grammars import Known
 from api.pipeline import Pipeline
 from app import torchvision_ops, vllm_args, vllm_reasoning
 from app.adapter_registry import Published
-from app.errors import Failure, InvalidRequest, ModelNotFound, WrongEndpoint
-from app.messages import Prompt
+from app.errors.base import Failure
+from app.errors.requests import InvalidRequest, ModelNotFound, WrongEndpoint
+from app.messages.prompts import Prompt
 from app.roles import Does
 from app.settings import Settings
 

@@ -11,8 +11,8 @@ from api import vllm_outputs
 from api.context import RequestContext
 from api.iterated import Iterated
 from api.pipeline import Job, Pipeline
-from app.errors import TrivetError
-from app.messages import Delta
+from app.errors.base import TrivetError
+from app.messages.deltas import Delta
 
 
 class Vector(Iterated[PoolingRequestOutput]):

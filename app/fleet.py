@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from redis.exceptions import RedisError
 
-from app.errors import AdapterMissing, BrokerUnavailable
-from app.messages import Assignment
+from app.errors.adapters import AdapterMissing
+from app.errors.serving import BrokerUnavailable
+from app.messages.plans import Assignment
 from app.registry import Fleet, Registry
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
-from app.errors import BrokerUnavailable
+from app.errors.serving import BrokerUnavailable
 from app.settings_sections import RedisSettings
 
 log = logging.getLogger(__name__)

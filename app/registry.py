@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from app import keys
-from app.messages import Assignment, Modality
+from app.messages.media import Modality
+from app.messages.plans import Assignment
 from app.roles import Does, KVRole, Role, kv_role
 
 log = logging.getLogger(__name__)

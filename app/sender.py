@@ -17,8 +17,8 @@ import orjson
 from redis.exceptions import RedisError
 
 from app import keys
-from app.errors import BrokerUnavailable
-from app.messages import DecodeTask, EmbedTask, EncodeTask, PrefillTask, Task
+from app.errors.serving import BrokerUnavailable
+from app.messages.tasks import DecodeTask, EmbedTask, EncodeTask, PrefillTask, Task
 from app.tick import Tick
 
 ORIGIN = f"trivet-{os.getpid()}@{socket.gethostname()}"

@@ -11,7 +11,8 @@ import signal
 from typing import Any
 
 from app import garbage, settings
-from app.messages import Assignment, DecodeTask
+from app.messages.plans import Assignment
+from app.messages.tasks import DecodeTask
 from app.redis import connect
 from app.registry import EngineState, Registry
 from app.roles import ALL

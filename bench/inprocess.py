@@ -13,7 +13,9 @@ from typing import Any
 import orjson
 
 from app.celery import app
-from app.messages import Assignment, Plan, Prompt, StageTask
+from app.messages.plans import Assignment, Plan
+from app.messages.prompts import Prompt
+from app.messages.tasks import StageTask
 from bench import load
 from workers.aiotask import AioTask
 from workers.host import current

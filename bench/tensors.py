@@ -22,7 +22,7 @@ from typing import Any
 
 import redis
 
-from app.messages import Descriptor
+from app.messages.tensors import Descriptor
 from app.settings_sections import TensorSettings
 from app.tensors import folder, segment
 from app.tensors.plane import TensorPlane

@@ -6,7 +6,9 @@ from typing import Any
 from app import keys
 from app.items.index import ItemIndex
 from app.items.record import ItemRecord
-from app.messages import Assignment, Descriptor, FieldValue
+from app.messages.plans import Assignment
+from app.messages.prompts import FieldValue
+from app.messages.tensors import Descriptor
 
 MODEL = "f" * 16
 E0 = Assignment(worker="encode@gpu0", incarnation="e0")

@@ -3,7 +3,11 @@
 import time
 from typing import Any
 
-from app.messages import Assignment, DecodeTask, Descriptor, EncodeTask, MediaRef, Plan, PrefillTask, Prompt
+from app.messages.media import MediaRef
+from app.messages.plans import Assignment, Plan
+from app.messages.prompts import Prompt
+from app.messages.tasks import DecodeTask, EncodeTask, PrefillTask
+from app.messages.tensors import Descriptor
 from app.registry import EngineState, WorkerRecord
 from app.roles import Role
 

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from app.messages import Descriptor
+from app.messages.tensors import Descriptor
 from app.tensors import segment
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from app import keys
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.registry import Fleet, WorkerRecord
 from app.roles import ALL, Role
 from app.routing import Ask, RedisRouter, View

@@ -22,7 +22,7 @@ from api.direct_route import DirectRoute
 from api.event_stream import Frames, Stream
 from api.generation import json_object
 from app import settings
-from app.errors import NoWorker
+from app.errors.serving import NoWorker
 from app.settings_sections import ApiSettings
 from tests.redis_server import free_port
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from app.errors import MediaUnreachable, MediaUrlRefused
+from app.errors.media import MediaUnreachable, MediaUrlRefused
 from app.media.fetch import Fetched
 
 

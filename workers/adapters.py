@@ -20,8 +20,10 @@ from app import adapters, keys
 from app.adapter_registry import AdapterRegistry, Load, Published, Report, Wanted, changed
 from app.adapters import Adapter
 from app.adapters.fetch import THREADS
-from app.errors import AdapterLoadFailed, AdapterMissing, AdapterRefused, BrokerUnavailable, TrivetError, WorkerLost
-from app.messages import Assignment
+from app.errors.adapters import AdapterLoadFailed, AdapterMissing, AdapterRefused
+from app.errors.base import TrivetError
+from app.errors.serving import BrokerUnavailable, WorkerLost
+from app.messages.plans import Assignment
 from app.redis import subscription
 from app.settings import Settings
 from workers import metrics

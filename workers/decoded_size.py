@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from app.media import FRAMES, check_image, data_url
-from app.messages import MediaRef
+from app.messages.media import MediaRef
 from app.settings_media import MediaSettings
 
 #: Bytes of a pixel (RGB), and of a sample (32-bit float).

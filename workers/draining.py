@@ -14,8 +14,9 @@ from redis.exceptions import RedisError
 
 from app import keys, sender
 from app.celery import DECODE_TASK, ENCODE_TASK
-from app.errors import WorkerLost
-from app.messages import DecodeTask, Delta, EncodeTask
+from app.errors.serving import WorkerLost
+from app.messages.deltas import Delta
+from app.messages.tasks import DecodeTask, EncodeTask
 from workers.host import Host
 from workers.stages import decode, encode
 

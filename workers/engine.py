@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from app.errors import EncodeFailed, EngineFailed, InvalidRequest, WorkerLost
-from app.messages import EmbedTask, StageTask
+from app.errors.requests import InvalidRequest
+from app.errors.serving import EncodeFailed, EngineFailed, WorkerLost
+from app.messages.tasks import EmbedTask, StageTask
 from app.registry import EngineState
 from app.settings import Settings
 from workers import engine_args, prompt_logprobs

@@ -18,7 +18,8 @@ from redis.exceptions import RedisError
 from app import cancellation, garbage
 from app.adapter_registry import AdapterRegistry
 from app.fleet import FleetView
-from app.messages import Assignment, StageTask, Task
+from app.messages.plans import Assignment
+from app.messages.tasks import StageTask, Task
 from app.redis import connect, redacted, refuse_unsafe_broker, wait_until_up
 from app.registry import Registry, WorkerRecord
 from app.roles import Does, Role

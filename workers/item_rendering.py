@@ -15,10 +15,11 @@ from typing import Any, get_args
 import numpy as np
 from PIL import Image
 
-from app.errors import TrivetError
+from app.errors.base import TrivetError
 from app.items.record import ItemRecord
 from app.items.splice import runs_of, splice
-from app.messages import FieldValue, MediaRef, Modality, Prompt, RenderedItem, RenderedPrompt
+from app.messages.media import MediaRef, Modality
+from app.messages.prompts import FieldValue, Prompt, RenderedItem, RenderedPrompt
 from workers import rendered
 
 log = logging.getLogger(__name__)

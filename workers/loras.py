@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from app.adapter_registry import lora_number
 from app.adapters import Adapter, AdapterRefused
-from app.errors import AdapterMissing, WorkerLost
+from app.errors.adapters import AdapterMissing
+from app.errors.serving import WorkerLost
 from workers.vllm_errors import clean
 
 if TYPE_CHECKING:

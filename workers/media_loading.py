@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from app.errors import MediaRefused
+from app.errors.media import MediaRefused
 from app.media import FRAMES
-from app.messages import MediaRef
+from app.messages.media import MediaRef
 from app.settings_media import MediaSettings
 from workers.video_limits import bounded
 

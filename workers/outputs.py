@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from app.errors import EngineFailed
-from app.messages import Delta, TokenLogprob
+from app.errors.serving import EngineFailed
+from app.messages.deltas import Delta, TokenLogprob
 
 if TYPE_CHECKING:
     from workers.engine import Prefilled

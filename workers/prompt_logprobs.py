@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 
 #: vLLM's word for "of every token of the vocabulary".
 ALL = -1

@@ -25,7 +25,8 @@ from vllm.multimodal.inputs import (
     PlaceholderRange,
 )
 
-from app.messages import FieldValue, Modality, RenderedItem, RenderedPrompt
+from app.messages.media import Modality
+from app.messages.prompts import FieldValue, RenderedItem, RenderedPrompt
 
 _KINDS = {MultiModalBatchedField: "batched", MultiModalFlatField: "flat", MultiModalSharedField: "shared"}
 

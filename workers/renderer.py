@@ -8,8 +8,11 @@ from typing import Any
 
 from vllm.inputs import tokens_input
 
-from app.errors import EncodeFailed, MediaRefused, PromptTooLong
-from app.messages import MediaRef, Modality, Prompt
+from app.errors.media import MediaRefused
+from app.errors.requests import PromptTooLong
+from app.errors.serving import EncodeFailed
+from app.messages.media import MediaRef, Modality
+from app.messages.prompts import Prompt
 from workers import audio_resampling, item_rendering, media_loading
 from workers.item_rendering import NotSpliceable, RenderedAlone
 from workers.vllm_errors import clean

@@ -12,9 +12,12 @@ from celery import signals
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
-from app import cancellation, errors
+from app import cancellation
 from app.celery import DECODE_TASK, EMBED_TASK, ENCODE_TASK, PREFILL_TASK, app
-from app.messages import DecodeTask, Delta, EmbedTask, EncodeTask, PrefillTask, StageTask, Task
+from app.errors.base import TrivetError
+from app.errors.serving import BrokerUnavailable, DeadlineExceeded, EngineFailed, WorkerLost
+from app.messages.deltas import Delta
+from app.messages.tasks import DecodeTask, EmbedTask, EncodeTask, PrefillTask, StageTask, Task
 from app.routing import encode_place
 from workers import bootstep, configure
 from workers.aiotask import AioTask
@@ -81,7 +84,7 @@ def _parse(host: Host, kind: type[M], message: dict[str, Any]) -> M | None:
         log.error("a %s message that is none (another version of Trivet?): %s", kind.__name__, details)
         request_id, api = message.get("request_id"), message.get("api")
         if isinstance(request_id, str) and isinstance(api, str):
-            failure = errors.EngineFailed("the worker does not understand the task; are all parts of one version?")
+            failure = EngineFailed("the worker does not understand the task; are all parts of one version?")
             host.tokens.put(api, Delta(request=request_id, attempt=0, seq=0, error=failure.failure()))
         return None
 
@@ -91,7 +94,7 @@ async def _is_over(host: Host, task: Task) -> bool:
     try:
         return time.time() >= task.deadline or await cancellation.is_cancelled(host.cache, task.request_id)
     except (RedisError, OSError) as error:
-        raise errors.BrokerUnavailable(f"the worker's Redis did not answer ({type(error).__name__})") from error
+        raise BrokerUnavailable(f"the worker's Redis did not answer ({type(error).__name__})") from error
 
 
 async def _run(host: Host, task: T, stage: Stage[T], refuse: Stage[T]) -> None:
@@ -108,19 +111,19 @@ async def _run(host: Host, task: T, stage: Stage[T], refuse: Stage[T]) -> None:
                     await stage(host, task)
         except asyncio.CancelledError:
             if not host.jobs.was_cancelled(task.request_id):
-                _fail(host, task, errors.WorkerLost("the worker is shutting down"))
+                _fail(host, task, WorkerLost("the worker is shutting down"))
                 raise
             log.info("request %s cancelled", task.request_id)
             # Its API process may be the one that is gone.
             await host.unplace(task)
         except TimeoutError:
-            _fail(host, task, errors.DeadlineExceeded("the request's deadline passed"))
-        except errors.TrivetError as error:
+            _fail(host, task, DeadlineExceeded("the request's deadline passed"))
+        except TrivetError as error:
             log.info("request %s: %s: %s", task.request_id, error.code, error.message)
             _fail(host, task, error)
         except Exception as error:
             log.exception("request %s failed", task.request_id)
-            _fail(host, task, errors.EngineFailed(f"the worker failed ({type(error).__name__}; see its log)"))
+            _fail(host, task, EngineFailed(f"the worker failed ({type(error).__name__}; see its log)"))
         finally:
             if not begun:
                 await refuse(host, task)
@@ -130,7 +133,7 @@ async def _run(host: Host, task: T, stage: Stage[T], refuse: Stage[T]) -> None:
 ERROR_SEQ = 1 << 31
 
 
-def _fail(host: Host, task: StageTask, error: errors.TrivetError) -> None:
+def _fail(host: Host, task: StageTask, error: TrivetError) -> None:
     """Answer with the error, which ends the request whatever came before."""
     delta = Delta(request=task.request_id, attempt=task.attempt, seq=ERROR_SEQ, error=error.failure())
     host.tokens.put(task.api, delta)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.errors import MediaRefused
+from app.errors.media import MediaRefused
 from app.settings_media import MediaSettings
 
 #: Frames a second. Cameras of phones reach so many; more are made to keep a decoder busy.

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from vllm import SamplingParams
 
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 
 
 class Tried(SamplingParams):

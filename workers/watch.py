@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from app.messages import StageTask
+from app.messages.tasks import StageTask
 from workers.items.ready import Ready
 
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import errors
-from app.errors import Failure, InvalidApiKey
+from app.errors.base import Failure
+from app.errors.requests import InvalidApiKey
 
 #: Open to everybody: whether the service is up, and what it could be asked.
 OPEN = frozenset({"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})

@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import errors
 from api.middleware.body_memory import SMALL, BodyMemory, Room
-from app.errors import BodyMemoryFull, BodyTooLarge, BodyTooSlow, TrivetError
+from app.errors.base import TrivetError
+from app.errors.requests import BodyMemoryFull, BodyTooLarge, BodyTooSlow
 
 #: Longest wait for the next piece of a body.
 BODY_SILENCE_S = 30.0

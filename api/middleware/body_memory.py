@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from app.errors import BodyMemoryFull
+from app.errors.requests import BodyMemoryFull
 
 #: Bodies up to this size are not counted: there are as many of them as requests in flight.
 SMALL = 1 << 20

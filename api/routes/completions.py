@@ -11,7 +11,7 @@ from api import choices, openapi_bodies
 from api.direct_route import DirectRoute
 from api.generation import Generation, answer
 from api.services import Services
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 
 router = APIRouter(tags=["OpenAI"], route_class=DirectRoute)
 

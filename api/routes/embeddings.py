@@ -10,7 +10,8 @@ from fastapi.responses import Response
 from api import choices, media_parts, openapi_bodies
 from api.generation import Generation, answer
 from api.services import Services
-from app.errors import InvalidRequest, MediaRefused
+from app.errors.media import MediaRefused
+from app.errors.requests import InvalidRequest
 from app.roles import Does
 
 router = APIRouter(tags=["OpenAI"])

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api import admin, openapi_bodies
 from api.adapters import Adapters, described
 from app.adapter_registry import Load, adapter_id, lora_number
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 
 router = APIRouter(tags=["Adapters"], dependencies=[Depends(admin.required)], responses=openapi_bodies.errors())
 

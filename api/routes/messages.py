@@ -11,7 +11,7 @@ from api import errors, media_parts, openapi_bodies
 from api.direct_route import DirectRoute
 from api.generation import Generation, answer
 from api.services import Services
-from app.errors import Failure
+from app.errors.base import Failure
 
 router = APIRouter(tags=["Anthropic"], route_class=DirectRoute)
 

@@ -10,7 +10,8 @@ from fastapi.responses import JSONResponse
 
 from api import metrics, openapi_bodies
 from app.adapter_registry import Published
-from app.errors import BrokerUnavailable, ModelNotFound
+from app.errors.requests import ModelNotFound
+from app.errors.serving import BrokerUnavailable
 
 log = logging.getLogger(__name__)
 

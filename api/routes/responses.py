@@ -19,7 +19,8 @@ from api.intake import Admission
 from api.services import Services
 from api.stored import items, run, turn
 from api.vllm_serving import response_events, response_states
-from app.errors import Failure, MediaUuidNotFound
+from app.errors.base import Failure
+from app.errors.media import MediaUuidNotFound
 
 router = APIRouter(tags=["OpenAI"], route_class=DirectRoute)
 

@@ -14,7 +14,8 @@ from api.services import Services
 from api.stored import ResponseStore, Stored, items
 from api.stored.store import RUNNING
 from api.stored.turn import OFF, known
-from app.errors import BrokerUnavailable, InvalidRequest, ResponseNotFound
+from app.errors.requests import InvalidRequest, ResponseNotFound
+from app.errors.serving import BrokerUnavailable
 
 router = APIRouter(tags=["OpenAI"])
 

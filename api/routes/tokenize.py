@@ -11,7 +11,8 @@ from fastapi.responses import Response
 from api import media_parts, openapi_bodies
 from api.generation import Generation, answer
 from api.services import Services
-from app.errors import InvalidRequest, MediaRefused
+from app.errors.media import MediaRefused
+from app.errors.requests import InvalidRequest
 
 router = APIRouter(tags=["vLLM"])
 

@@ -8,7 +8,7 @@ import orjson
 
 from api.media_parts import RESPONSES
 from app import media
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 
 Items = list[Any]
 

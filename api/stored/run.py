@@ -13,7 +13,8 @@ from api import context, metrics
 from api.generation import Detached
 from api.stored.store import RUNNING, Response, failed
 from api.stored.turn import Turn
-from app.errors import BrokerUnavailable, Failure
+from app.errors.base import Failure
+from app.errors.serving import BrokerUnavailable
 
 log = logging.getLogger(__name__)
 

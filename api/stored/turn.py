@@ -15,7 +15,8 @@ from api.media_parts import Medium, Part, Shape
 from api.stored import items
 from api.stored.items import Items
 from api.stored.store import CONTINUABLE, Response, ResponseStore, Stored
-from app.errors import BrokerUnavailable, InvalidRequest, ResponseNotFound
+from app.errors.requests import InvalidRequest, ResponseNotFound
+from app.errors.serving import BrokerUnavailable
 
 log = logging.getLogger(__name__)
 

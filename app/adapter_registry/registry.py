@@ -12,7 +12,9 @@ from typing import Any
 
 from app import keys
 from app.adapter_registry.records import Load, Published, Report, Wanted
-from app.errors import AdapterConflict, AdapterLoading, ModelNotFound, NoWorker
+from app.errors.adapters import AdapterConflict, AdapterLoading
+from app.errors.requests import ModelNotFound
+from app.errors.serving import NoWorker
 from app.redis import needed
 from app.registry import WorkerRecord
 from app.scripts import Script

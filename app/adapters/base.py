@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.errors import AdapterRefused, TrivetError
+from app.errors.adapters import AdapterRefused
+from app.errors.base import TrivetError
 
 __all__ = ["Adapter", "AdapterCacheFull", "AdapterRefused", "AdapterTooLarge", "AdapterUnreachable"]
 

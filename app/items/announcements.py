@@ -13,8 +13,8 @@ import msgspec
 from redis.exceptions import RedisError
 
 from app import keys
-from app.errors import Failure
-from app.messages import Assignment
+from app.errors.base import Failure
+from app.messages.plans import Assignment
 from app.redis import subscription
 
 log = logging.getLogger(__name__)

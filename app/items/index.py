@@ -18,11 +18,14 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from app import keys
-from app.errors import BrokerUnavailable, Failure, RecordTooLarge
+from app.errors.base import Failure
+from app.errors.serving import BrokerUnavailable, RecordTooLarge
 from app.items.announcements import announcement, is_final
 from app.items.record import ItemRecord
 from app.items.scripts import CLAIM, FIND, GIVE_UP, HOLD, PUBLISH, WITHDRAW, Scripts
-from app.messages import Assignment, Descriptor, Message
+from app.messages.base import Message
+from app.messages.plans import Assignment
+from app.messages.tensors import Descriptor
 from app.settings_sections import ItemSettings
 
 log = logging.getLogger(__name__)

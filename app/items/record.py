@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from app.messages import FieldValue, Message, Modality
+from app.messages.base import Message
+from app.messages.media import Modality
+from app.messages.prompts import FieldValue
 
 
 class ItemRecord(Message):

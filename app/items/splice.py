@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 from app.items.record import ItemRecord
-from app.messages import MediaRef, Prompt, RenderedItem, RenderedPrompt
+from app.messages.media import MediaRef
+from app.messages.prompts import Prompt, RenderedItem, RenderedPrompt
 
 
 class Place(NamedTuple):

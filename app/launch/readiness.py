@@ -9,7 +9,7 @@ import httpx
 from redis.exceptions import RedisError
 
 from app import api_keys
-from app.errors import WrongEndpoint
+from app.errors.requests import WrongEndpoint
 from app.launch.errors import StartFailed
 from app.registry import Registry
 from app.roles import Does

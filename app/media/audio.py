@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.errors import MediaRefused
+from app.errors.media import MediaRefused
 from app.media.header_view import HeaderView
 from app.settings_media import MediaSettings
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from app.errors import MediaRefused
+from app.errors.media import MediaRefused
 from app.media.audio import check_audio
 from app.media.image import check_image
 from app.media.video import check_video
-from app.messages import Modality
+from app.messages.media import Modality
 from app.settings_media import MediaSettings
 
 

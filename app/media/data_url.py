@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pybase64
 
-from app.errors import MediaRefused, MediaTooLarge
+from app.errors.media import MediaRefused, MediaTooLarge
 from app.media.media_type import check_type
-from app.messages import Modality
+from app.messages.media import Modality
 
 #: A video as its frames: `data:video/jpeg;base64,` and a JPEG after the other, each in base64, with commas between.
 FRAMES = "video/jpeg"

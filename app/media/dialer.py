@@ -15,7 +15,7 @@ from ipaddress import ip_address
 
 import httpcore
 
-from app.errors import MediaUnreachable
+from app.errors.media import MediaUnreachable
 from app.media.addresses import Address, AddressPolicy
 from app.media.url_policy import closed_address
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import httpcore
 
-from app.errors import MediaFetchesBusy, MediaRefused, MediaUnreachable, MediaUrlRefused
+from app.errors.media import MediaFetchesBusy, MediaRefused, MediaUnreachable, MediaUrlRefused
 from app.media import response as answer
 from app.media.connections import get, open_pool
 from app.media.dialer import CheckedDialer, Resolver

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
-from app.errors import MediaRefused, MediaTooLarge, MediaUnreachable, MediaUrlRefused
+from app.errors.media import MediaRefused, MediaTooLarge, MediaUnreachable, MediaUrlRefused
 from app.media.url_policy import MAX_LENGTH
 from app.settings import SettingsError
 

@@ -7,7 +7,7 @@ import warnings
 
 from PIL import Image
 
-from app.errors import MediaRefused
+from app.errors.media import MediaRefused
 from app.media import image_parts
 from app.media.header_view import HeaderView
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.errors import MediaRefused
-from app.messages import Modality
+from app.errors.media import MediaRefused
+from app.messages.media import Modality
 
 #: Types that say nothing: the bytes have to.
 UNSPOKEN = frozenset({"", "application/octet-stream", "binary/octet-stream"})

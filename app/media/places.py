@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from app import keys
-from app.errors import BrokerUnavailable
-from app.messages import Descriptor
+from app.errors.serving import BrokerUnavailable
+from app.messages.tensors import Descriptor
 from app.tick import Tick
 
 log = logging.getLogger(__name__)

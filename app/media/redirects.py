@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import httpcore
 
-from app.errors import MediaUrlRefused
+from app.errors.media import MediaUrlRefused
 from app.media import response as answer
 from app.media.url_policy import MediaUrl, UrlPolicy
 

@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 
 import httpcore
 
-from app.errors import MediaRefused, MediaTooLarge, MediaUnreachable
+from app.errors.media import MediaRefused, MediaTooLarge, MediaUnreachable
 
 #: Servers that know nothing better say so of any file.
 UNKNOWN_TYPES = frozenset({"", "application/octet-stream", "binary/octet-stream"})

@@ -11,8 +11,9 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 
-from app.errors import MediaMemoryFull, TensorError
-from app.messages import Descriptor
+from app.errors.media import MediaMemoryFull
+from app.errors.tensors import TensorError
+from app.messages.tensors import Descriptor
 from app.tensors import segment
 from app.tensors.segment import Header
 

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from redis.exceptions import RedisError
 
 from app import keys
-from app.messages import Message
+from app.messages.base import Message
 from app.tick import Tick
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from urllib.parse import quote, urljoin
 
 import idna
 
-from app.errors import MediaUrlRefused
+from app.errors.media import MediaUrlRefused
 from app.media.addresses import Address, AddressPolicy
 from app.settings import SettingsError
 from app.settings_media import MediaUrlSettings

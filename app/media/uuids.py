@@ -9,8 +9,9 @@ import blake3
 from pydantic import Field, ValidationError
 
 from app import keys
-from app.errors import MediaUuidTaken
-from app.messages import Message, Modality
+from app.errors.media import MediaUuidTaken
+from app.messages.base import Message
+from app.messages.media import Modality
 from app.redis import needed
 from app.tick import Tick
 

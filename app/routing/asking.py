@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from app import keys
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.registry import Fleet, WorkerRecord
 from app.routing.base import Ask
 from app.settings_sections import RoutingSettings

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from app.messages import Message, Plan
+from app.messages.base import Message
+from app.messages.plans import Plan
 from app.registry import Fleet
 
 

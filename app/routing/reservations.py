@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from app import keys
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.routing.lua import PREFILLED, REAP, RELEASE
 from app.tick import Tick
 

@@ -24,8 +24,8 @@ import orjson
 from redis.exceptions import ResponseError
 
 from app import keys
-from app.errors import NoWorker
-from app.messages import Assignment, Plan
+from app.errors.serving import NoWorker
+from app.messages.plans import Assignment, Plan
 from app.redis import needed
 from app.registry import Fleet
 from app.roles import Role

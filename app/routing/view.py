@@ -11,11 +11,12 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from app.errors import BrokerUnavailable
+from app.errors.serving import BrokerUnavailable
 from app.items.index import ItemIndex
 from app.items.record import ItemRecord
 from app.items.splice import Place, expanded, places
-from app.messages import MediaRef, Modality, Prompt
+from app.messages.media import MediaRef, Modality
+from app.messages.prompts import Prompt
 from app.registry import Fleet
 from app.routing.base import View
 from app.routing.blocks import Span, chain

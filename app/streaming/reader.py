@@ -11,8 +11,10 @@ import msgspec
 from redis.exceptions import RedisError
 
 from app import keys
-from app.errors import Failure, TokensLost
-from app.messages import Assignment, Batch, Delta
+from app.errors.base import Failure
+from app.errors.serving import TokensLost
+from app.messages.deltas import Batch, Delta
+from app.messages.plans import Assignment
 from app.redis import subscription
 
 log = logging.getLogger(__name__)

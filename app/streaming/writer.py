@@ -12,7 +12,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from app import keys
-from app.messages import Batch, Delta
+from app.messages.deltas import Batch, Delta
 
 log = logging.getLogger(__name__)
 

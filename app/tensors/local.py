@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from app.errors import TensorIncompatible, TensorMissing
-from app.messages import Descriptor
+from app.errors.tensors import TensorIncompatible, TensorMissing
+from app.messages.tensors import Descriptor
 from app.tensors import segment
 from app.tensors.segment import Header
 

@@ -18,8 +18,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from app.errors import PeerGone, TensorError
-from app.messages import Descriptor
+from app.errors.tensors import PeerGone, TensorError
+from app.messages.tensors import Descriptor
 from app.tensors import devices, nixl_progress
 from app.tensors.nixl_reads import BACKEND, Broken, Reads, Region
 

@@ -17,8 +17,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.errors import PeerGone, TensorError, TensorIncompatible, TensorMissing
-from app.messages import Descriptor
+from app.errors.tensors import PeerGone, TensorError, TensorIncompatible, TensorMissing
+from app.messages.tensors import Descriptor
 from app.tensors import sealed
 
 log = logging.getLogger(__name__)

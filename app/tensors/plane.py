@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from app.errors import TensorError, TensorExpired, TensorIncompatible, TensorMissing, TensorTooLarge
-from app.messages import Descriptor
+from app.errors.tensors import TensorError, TensorExpired, TensorIncompatible, TensorMissing, TensorTooLarge
+from app.messages.tensors import Descriptor
 from app.settings_sections import TensorSettings
 from app.tensors import local, segment
 from app.tensors.buffers import Buffers, Opening, Served

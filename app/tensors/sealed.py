@@ -7,8 +7,8 @@ import binascii
 
 import blake3
 
-from app.errors import TensorIncompatible
-from app.messages import Descriptor
+from app.errors.tensors import TensorIncompatible
+from app.messages.tensors import Descriptor
 
 _DIGEST = 16
 

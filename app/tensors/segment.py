@@ -17,7 +17,7 @@ from pathlib import Path
 import blake3
 import msgspec
 
-from app.errors import TensorIncompatible
+from app.errors.tensors import TensorIncompatible
 
 MAGIC = b"TRIVET01"
 PAGE = 4096

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from app import keys
 from app.items.index import ItemIndex
 from app.items.record import ItemRecord
-from app.messages import Assignment, Descriptor
+from app.messages.plans import Assignment
+from app.messages.tensors import Descriptor
 from app.registry import EngineState, Fleet, WorkerRecord
 from app.roles import Role
 from app.routing import Ask, RedisRouter, Reservations, View

@@ -16,8 +16,8 @@ from api.context import RequestContext
 from api.intake import Intake
 from api.middleware import RequestId
 from api.routes import chat, completions, embeddings, messages, models, responses, stored_responses, tokenize
-from app.errors import TrivetError
-from app.messages import Delta
+from app.errors.base import TrivetError
+from app.messages.deltas import Delta
 from tests import media_intake
 from tests.web import Web
 

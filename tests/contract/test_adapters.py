@@ -14,7 +14,8 @@ from api.adapters import Adapters
 from api.context import NamedAdapter, RequestContext
 from app.adapter_registry import AdapterRegistry, Published, lora_number
 from app.adapters import Adapter, AdapterRefused
-from app.errors import AdapterMissing, WorkerLost
+from app.errors.adapters import AdapterMissing
+from app.errors.serving import WorkerLost
 from app.fleet import FleetView
 from app.redis import connect
 from app.registry import Registry

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.errors import WorkerLost
-from app.messages import TokenLogprob
+from app.errors.serving import WorkerLost
+from app.messages.deltas import TokenLogprob
 from tests.contract.serving import Surface, answer, chunks, events, spoken, step
 
 USAGE = {"stream_options": {"include_usage": True}}

@@ -10,8 +10,8 @@ import pytest
 
 from api import context
 from api.context import RequestContext
-from app.errors import NoWorker, WorkerLost
-from app.messages import Delta, TokenLogprob
+from app.errors.serving import NoWorker, WorkerLost
+from app.messages.deltas import Delta, TokenLogprob
 from tests.contract.serving import Surface, answer, chunks, spoken, step
 
 PATH = "/v1/completions"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from app.media import FRAMES
-from app.messages import Modality
+from app.messages.media import Modality
 from app.settings_media import MediaSettings
 from tests import sounds, videos
 from tests.contract.test_media_loading import ref

@@ -13,8 +13,10 @@ from unittest import mock
 import pytest
 
 from app import ports, vllm_reasoning
-from app.errors import InvalidRequest, WorkerLost
-from app.messages import EmbedTask, Prompt
+from app.errors.requests import InvalidRequest
+from app.errors.serving import WorkerLost
+from app.messages.prompts import Prompt
+from app.messages.tasks import EmbedTask
 from app.roles import Does
 from app.settings import Settings
 from tests.messages import decode_task

@@ -13,8 +13,8 @@ import pytest
 from openai.types import CreateEmbeddingResponse
 
 from api import context
-from app.errors import NoWorker
-from app.messages import Delta
+from app.errors.serving import NoWorker
+from app.messages.deltas import Delta
 from tests.contract.serving import Surface
 
 PATH = "/v1/embeddings"

@@ -16,7 +16,8 @@ import pytest_asyncio
 
 from api import metrics
 from api.grammars import Grammars
-from app.errors import GrammarsUnavailable, InvalidRequest
+from app.errors.requests import InvalidRequest
+from app.errors.serving import GrammarsUnavailable
 from tests.contract.conftest import settings
 from tests.polling import until
 

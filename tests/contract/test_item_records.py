@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from app import tiny_model, vllm_args
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 from app.items import ItemRecord, splice
 from app.items.splice import runs_of
-from app.messages import MediaRef, Modality, Prompt, RenderedPrompt
+from app.messages.media import MediaRef, Modality
+from app.messages.prompts import Prompt, RenderedPrompt
 
 Medium = tuple[Modality, Any]
 

@@ -14,9 +14,10 @@ import soundfile
 from PIL import Image
 
 from app import tiny_model
-from app.errors import MediaRefused
+from app.errors.media import MediaRefused
 from app.media import FRAMES, decode
-from app.messages import Descriptor, MediaRef, Modality
+from app.messages.media import MediaRef, Modality
+from app.messages.tensors import Descriptor
 from app.settings_media import MediaSettings
 from tests import sounds, videos
 from tests.pictures import data_url, encoded

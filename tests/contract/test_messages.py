@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import NoWorker, WorkerLost
+from app.errors.serving import NoWorker, WorkerLost
 from tests.contract.serving import Event, Surface, answer, events, spoken
 from tests.pictures import encoded
 

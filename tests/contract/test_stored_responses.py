@@ -15,7 +15,7 @@ from api import metrics
 from api.middleware import ApiKeyGuard
 from api.stored import Background, ResponseStore
 from app import keys
-from app.errors import WorkerLost
+from app.errors.serving import WorkerLost
 from app.media import MediaHolder
 from app.redis import connect
 from app.settings_sections import ApiSettings

@@ -93,7 +93,7 @@ async def test_several_choices_have_the_slowest_ones_times(timed: Surface) -> No
 
 def test_what_was_encoded_for_it_is_no_hit() -> None:
     from api.timings import Choice
-    from app.messages import Plan
+    from app.messages.plans import Plan
 
     choice = Choice(items=4, measured={"encoded_items": 1})
     choice.planned(Plan(prefill=PREFILL, decode=DECODE, encode={"a" * 32: ENCODE, "b" * 32: ENCODE}))

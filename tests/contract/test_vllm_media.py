@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from api import references
-from app.messages import Descriptor, MediaRef, Modality
+from app.messages.media import MediaRef, Modality
+from app.messages.tensors import Descriptor
 from tests.contract.serving import frames, step
 
 

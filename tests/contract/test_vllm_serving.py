@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from api import context
 from api.context import RequestContext
-from app.errors import InvalidRequest, NoWorker
-from app.messages import TokenLogprob
+from app.errors.requests import InvalidRequest
+from app.errors.serving import NoWorker
+from app.messages.deltas import TokenLogprob
 from tests.contract.serving import frames, step
 
 CACHED: dict[str, Any] = {"cached_tokens": 16, "created_cache_tokens": 8}

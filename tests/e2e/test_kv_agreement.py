@@ -20,7 +20,8 @@ from app import keys
 from app.items.index import ItemIndex
 from app.items.splice import splice
 from app.launch import shared_memory
-from app.messages import Assignment, Prompt, RenderedPrompt
+from app.messages.plans import Assignment
+from app.messages.prompts import Prompt, RenderedPrompt
 from app.redis import connect
 from app.registry import Fleet
 from app.roles import ALL

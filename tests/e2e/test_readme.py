@@ -22,7 +22,7 @@ import redis as redis_client
 
 from app import ports
 from app.items.index import ItemIndex, Outcome
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.redis import connect
 from app.settings_sections import ItemSettings
 from tests import pictures, readme

@@ -10,7 +10,7 @@ from typing import Any
 from app import adapters, keys
 from app.adapter_registry import AdapterRegistry
 from app.adapters import Adapter, AdapterRefused
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.registry import Registry, WorkerRecord
 from app.roles import ALL, Role
 from app.settings import Settings

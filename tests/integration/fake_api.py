@@ -11,10 +11,11 @@ import pytest
 
 from api.pipeline import Job, Pipeline
 from app import keys
-from app.errors import RemoteFailure
+from app.errors.base import RemoteFailure
 from app.fleet import FleetView
 from app.items.index import ItemIndex
-from app.messages import Assignment, Prompt
+from app.messages.plans import Assignment
+from app.messages.prompts import Prompt
 from app.registry import Registry
 from app.roles import ALL, Role
 from app.routing import RedisRouter, Reservations

@@ -15,7 +15,10 @@ from typing import Any
 
 from app import cancellation, keys
 from app.celery import DECODE_TASK, EMBED_TASK, ENCODE_TASK, PREFILL_TASK
-from app.messages import Assignment, DecodeTask, Delta, EmbedTask, EncodeTask, KVHandoff, PrefillTask, RenderedPrompt
+from app.messages.deltas import Delta
+from app.messages.plans import Assignment
+from app.messages.prompts import RenderedPrompt
+from app.messages.tasks import DecodeTask, EmbedTask, EncodeTask, KVHandoff, PrefillTask
 from app.registry import Fleet, Registry
 from app.roles import Role
 from app.routing import Ask, RedisRouter

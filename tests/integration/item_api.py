@@ -13,7 +13,10 @@ from PIL import Image
 from app import keys
 from app.celery import ENCODE_TASK
 from app.media import MediaHolder
-from app.messages import Assignment, EncodeTask, MediaRef, Plan, Prompt
+from app.messages.media import MediaRef
+from app.messages.plans import Assignment, Plan
+from app.messages.prompts import Prompt
+from app.messages.tasks import EncodeTask
 from app.registry import Fleet
 from app.roles import Role
 from app.routing import Ask, RedisRouter

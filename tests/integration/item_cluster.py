@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
 from app import keys, sender
-from app.messages import Prompt
+from app.messages.prompts import Prompt
 from app.redis import connect
 from app.roles import Role
 from app.settings import Settings

@@ -8,9 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from app.errors import MediaRefused, PromptTooLong
+from app.errors.media import MediaRefused
+from app.errors.requests import PromptTooLong
 from app.items import splice
-from app.messages import FieldValue, MediaRef, Modality, Prompt
+from app.messages.media import MediaRef, Modality
+from app.messages.prompts import FieldValue, Prompt
 from app.registry import EngineState
 from app.tensors import segment
 from tests.messages import ENGINE

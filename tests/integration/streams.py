@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from app import keys
-from app.messages import Assignment, Batch, Delta
+from app.messages.deltas import Batch, Delta
+from app.messages.plans import Assignment
 from app.streaming import RequestStream, TokenReader, TokenWriter, writer
 from tests.messages import AGG
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.messages import Descriptor
+from app.messages.tensors import Descriptor
 from app.settings_sections import TensorSettings
 from app.tensors import folder, segment
 from app.tensors.plane import TensorPlane

@@ -8,8 +8,10 @@ import pytest
 
 from app import keys
 from app.adapter_registry import AdapterRegistry, Load, Report, lora_number
-from app.errors import AdapterConflict, AdapterLoading, AdapterMissing, ModelNotFound, NoWorker, WorkerLost
-from app.messages import Assignment
+from app.errors.adapters import AdapterConflict, AdapterLoading, AdapterMissing
+from app.errors.requests import ModelNotFound
+from app.errors.serving import NoWorker, WorkerLost
+from app.messages.plans import Assignment
 from app.roles import Role
 from tests.integration.adapter_cluster import MODEL, Member, Sources, cluster
 from tests.messages import AGG, DECODE, ENCODE, PREFILL

@@ -10,7 +10,8 @@ import pytest
 
 from api.context import RequestContext
 from app.adapter_registry import lora_number
-from app.errors import AdapterLoading, ModelNotFound
+from app.errors.adapters import AdapterLoading
+from app.errors.requests import ModelNotFound
 from tests.integration.adapter_api import adapters, client
 from tests.integration.adapter_cluster import MODEL, Member, Sources, cluster
 from tests.messages import DECODE, PREFILL

@@ -10,8 +10,10 @@ import pytest
 
 from app import keys, sender
 from app.celery import DECODE_TASK, ENCODE_TASK, PREFILL_TASK
-from app.errors import Failure
-from app.messages import Delta, KVHandoff, RenderedPrompt
+from app.errors.base import Failure
+from app.messages.deltas import Delta
+from app.messages.prompts import RenderedPrompt
+from app.messages.tasks import KVHandoff
 from app.roles import Role
 from app.sender import TaskSender
 from tests.messages import ENCODE, decode_task, encode_task, prefill_task

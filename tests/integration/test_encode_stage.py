@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from app import cancellation, keys
-from app.errors import EncodeFailed
+from app.errors.serving import EncodeFailed
 from app.items.index import Found
-from app.messages import Assignment, EncodeTask, MediaRef
+from app.messages.media import MediaRef
+from app.messages.plans import Assignment
+from app.messages.tasks import EncodeTask
 from app.roles import Role
 from app.sender import envelope, envelope_of, opened
 from tests.integration.item_cluster import PD, Cluster, E, Worker

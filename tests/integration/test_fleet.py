@@ -11,7 +11,7 @@ import pytest
 
 from app import fleet
 from app.fleet import FleetView
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.redis import connect
 from app.registry import Registry
 from app.roles import ALL

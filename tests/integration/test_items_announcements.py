@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from app import keys
-from app.errors import EncodeFailed, Failure, MediaRefused
+from app.errors.base import Failure
+from app.errors.media import MediaRefused
+from app.errors.serving import EncodeFailed
 from app.items.announcements import Announcements, announcement, is_final
 from app.items.index import ItemIndex, Outcome
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.redis import connect
 from app.settings_sections import ItemSettings
 from tests.items import E0, MODEL, descriptor, identity, record

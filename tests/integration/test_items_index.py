@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from app import keys
-from app.errors import EncodeFailed, MediaRefused, RecordTooLarge
+from app.errors.media import MediaRefused
+from app.errors.serving import EncodeFailed, RecordTooLarge
 from app.items.index import Found, Holder, ItemIndex, Outcome
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.redis import connect
 from app.settings_sections import ItemSettings
 from tests.items import E0, MODEL, descriptor, heard, identity, publish, record

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from app.errors import BrokerUnavailable
+from app.errors.serving import BrokerUnavailable
 from app.items.index import ItemIndex, Outcome
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.redis import connect
 from app.settings_sections import ItemSettings
 from tests.items import E0, MODEL, descriptor, heard, identity, publish

@@ -10,14 +10,8 @@ from typing import Any
 import httpcore
 import pytest
 
-from app.errors import (
-    MediaFetchesBusy,
-    MediaRefused,
-    MediaTooLarge,
-    MediaUnreachable,
-    MediaUrlRefused,
-    TrivetError,
-)
+from app.errors.base import TrivetError
+from app.errors.media import MediaFetchesBusy, MediaRefused, MediaTooLarge, MediaUnreachable, MediaUrlRefused
 from app.media.dialer import Resolver
 from app.media.fetch import Fetched, MediaFetcher
 from app.media.response import PIECES, body

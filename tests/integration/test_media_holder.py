@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from app.errors import TensorError
+from app.errors.tensors import TensorError
 from app.media import MediaHolder
 from app.settings_sections import TensorSettings
 from app.tensors import folder

@@ -18,14 +18,17 @@ from api.known_media import KnownMedia
 from api.media_sources import AT_ONCE, MediaSources, lease_s
 from api.references import from_url
 from app import keys, media
-from app.errors import BrokerUnavailable, InvalidRequest, MediaUnreachable, MediaUuidNotFound, MediaUuidTaken
+from app.errors.media import MediaUnreachable, MediaUuidNotFound, MediaUuidTaken
+from app.errors.requests import InvalidRequest
+from app.errors.serving import BrokerUnavailable
 from app.items.index import ItemIndex
 from app.media import MediaHolder
 from app.media.fetch import MediaFetcher
 from app.media.places import MediaPlaces
 from app.media.url_memo import UrlMemo
 from app.media.uuids import MediaUuids
-from app.messages import Assignment, MediaRef
+from app.messages.media import MediaRef
+from app.messages.plans import Assignment
 from app.settings import Settings
 from app.settings_sections import ItemSettings
 from tests import sounds, videos

@@ -7,18 +7,11 @@ from typing import Any
 import pytest
 
 from app import cancellation, keys
-from app.errors import BrokerUnavailable, EngineFailed
-from app.messages import (
-    Assignment,
-    DecodeTask,
-    Delta,
-    EncodeTask,
-    Plan,
-    PrefillTask,
-    Prompt,
-    RenderedPrompt,
-    TokenLogprob,
-)
+from app.errors.serving import BrokerUnavailable, EngineFailed
+from app.messages.deltas import Delta, TokenLogprob
+from app.messages.plans import Assignment, Plan
+from app.messages.prompts import Prompt, RenderedPrompt
+from app.messages.tasks import DecodeTask, EncodeTask, PrefillTask
 from app.redis import connect
 from app.roles import Role
 from tests.integration.fake_api import API, agg, answer, failure, job, serving, split

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from app import fleet as fleet_module
-from app.errors import AdapterMissing, RemoteFailure
-from app.messages import DecodeTask, Delta, PrefillTask
+from app.errors.adapters import AdapterMissing
+from app.errors.base import RemoteFailure
+from app.messages.deltas import Delta
+from app.messages.tasks import DecodeTask, PrefillTask
 from tests.integration.fake_api import agg, answer, job, serving, split
 from tests.integration.fake_worker import FakeWorker, count
 from tests.messages import AGG

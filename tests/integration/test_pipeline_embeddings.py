@@ -7,8 +7,11 @@ import pytest
 
 from api.pipeline import Job
 from app import cancellation, keys
-from app.errors import WrongEndpoint
-from app.messages import Assignment, Delta, EmbedTask, Prompt
+from app.errors.requests import WrongEndpoint
+from app.messages.deltas import Delta
+from app.messages.plans import Assignment
+from app.messages.prompts import Prompt
+from app.messages.tasks import EmbedTask
 from app.roles import Does, Role
 from tests.integration.fake_api import agg, answer, job, serving
 from tests.integration.fake_worker import FakeWorker, silence

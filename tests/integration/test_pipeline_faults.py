@@ -10,8 +10,12 @@ import pytest
 
 from app import cancellation, keys
 from app import fleet as fleet_module
-from app.errors import BrokerUnavailable, NoWorker, RemoteFailure, WorkerLost
-from app.messages import Assignment, DecodeTask, Delta, Prompt
+from app.errors.base import RemoteFailure
+from app.errors.serving import BrokerUnavailable, NoWorker, WorkerLost
+from app.messages.deltas import Delta
+from app.messages.plans import Assignment
+from app.messages.prompts import Prompt
+from app.messages.tasks import DecodeTask
 from app.redis import connect
 from app.routing import Ask
 from tests.integration.fake_api import API, agg, answer, failure, job, serving, split

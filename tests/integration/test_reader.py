@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app import keys
-from app.messages import Assignment, Batch, Delta
+from app.messages.deltas import Batch, Delta
+from app.messages.plans import Assignment
 from app.redis import connect
 from app.streaming import reader as reader_module
 from tests.integration.streams import (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from app import keys
-from app.messages import Assignment, Plan
+from app.messages.plans import Assignment, Plan
 from app.redis import connect
 from app.registry import Fleet
 from app.routing import Ask, Reservations

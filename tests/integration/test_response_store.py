@@ -13,7 +13,7 @@ import pytest
 from api.stored import Background, ResponseStore
 from app import keys
 from app.cancellation import is_cancelled
-from app.errors import BrokerUnavailable
+from app.errors.serving import BrokerUnavailable
 from app.redis import connect
 from app.settings_sections import ApiSettings
 from tests.polling import until

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from app import keys
-from app.errors import BrokerUnavailable, NoWorker
-from app.messages import Plan
+from app.errors.serving import BrokerUnavailable, NoWorker
+from app.messages.plans import Plan
 from app.redis import connect
 from app.registry import Fleet
 from app.roles import ALL

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app import keys
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.redis import connect
 from app.registry import Fleet
 from app.roles import Role

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app import keys
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.registry import Fleet
 from app.roles import ALL
 from app.routing import Reservations

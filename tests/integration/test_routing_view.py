@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 from app.items import splice
 from app.items.index import ItemIndex
-from app.messages import MediaRef, Prompt
+from app.messages.media import MediaRef
+from app.messages.prompts import Prompt
 from app.redis import connect
 from app.registry import Fleet
 from app.roles import Role

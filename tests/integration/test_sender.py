@@ -15,7 +15,7 @@ import pytest
 from kombu import Connection
 
 from app.celery import DECODE_TASK, configuration
-from app.errors import BrokerUnavailable
+from app.errors.serving import BrokerUnavailable
 from app.redis import connect
 from app.sender import TaskSender
 from tests.messages import decode_task

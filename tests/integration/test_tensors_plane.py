@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from app.errors import PeerGone, TensorError, TensorExpired, TensorIncompatible, TensorMissing, TensorTooLarge
-from app.messages import Descriptor
+from app.errors.tensors import PeerGone, TensorError, TensorExpired, TensorIncompatible, TensorMissing, TensorTooLarge
+from app.messages.tensors import Descriptor
 from app.settings_sections import TensorSettings
 from app.tensors import folder, nixl_reads, segment
 from app.tensors.folder import Folder

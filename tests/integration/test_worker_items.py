@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from app.errors import InvalidRequest, MediaRefused, PromptTooLong, RemoteFailure
+from app.errors.base import RemoteFailure
+from app.errors.media import MediaRefused
+from app.errors.requests import InvalidRequest, PromptTooLong
 from app.items.index import ItemIndex
-from app.messages import Prompt
+from app.messages.prompts import Prompt
 from tests.integration import item_cluster, item_engine
 from tests.integration.item_cluster import ENCODES, PD, Cluster, E, Worker
 from tests.integration.item_engine import CONTEXT, ITEM, ROWS, TARGET, WIDTH, FakeEngine

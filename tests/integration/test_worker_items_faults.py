@@ -13,8 +13,10 @@ import pytest
 
 from app import cancellation, keys
 from app import fleet as fleet_view
-from app.errors import BrokerUnavailable, EncodeFailed, MediaExpired, MediaRefused, WorkerLost
-from app.messages import Assignment, Prompt
+from app.errors.media import MediaExpired, MediaRefused
+from app.errors.serving import BrokerUnavailable, EncodeFailed, WorkerLost
+from app.messages.plans import Assignment
+from app.messages.prompts import Prompt
 from app.roles import Role
 from tests.integration.item_cluster import ENCODES, PD, Cluster, E, Worker, taker
 from tests.integration.item_cluster import cluster as run_cluster

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app import keys
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.roles import Role
 from app.tensors import segment
 from tests.integration.item_cluster import ENCODES, PD, Cluster, E

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from app import keys
-from app.messages import Batch, Delta
+from app.messages.deltas import Batch, Delta
 from app.streaming import TokenReader, writer
 from tests.integration.streams import (
     API,

@@ -7,7 +7,7 @@ import pytest
 
 from api import metrics
 from api.admission import Ticket
-from app.errors import TooManyRequests
+from app.errors.requests import TooManyRequests
 from app.settings import Settings
 from app.settings_sections import ApiSettings
 

@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from starlette.exceptions import HTTPException
 
 from api import errors
-from app.errors import DeadlineExceeded, Failure, InvalidRequest, NoWorker, TooManyRequests
+from app.errors.base import Failure
+from app.errors.requests import InvalidRequest, TooManyRequests
+from app.errors.serving import DeadlineExceeded, NoWorker
 
 LARGEST = 4096
 HOSTILE = "Zx9-hostile-" * 10_000

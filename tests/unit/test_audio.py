@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import MediaRefused
+from app.errors.media import MediaRefused
 from app.media.audio import check_audio
 from app.settings_media import MediaSettings
 from tests import sounds, videos

@@ -9,7 +9,7 @@ import pytest
 
 from api.middleware import body_memory
 from api.middleware.body_memory import SMALL, BodyMemory, Room
-from app.errors import BodyMemoryFull
+from app.errors.requests import BodyMemoryFull
 from tests.polling import until
 
 MB = 1_000_000

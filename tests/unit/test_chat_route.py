@@ -16,7 +16,9 @@ from api import errors, generation, inline_media, metrics
 from api.event_stream import Frames
 from api.middleware import RequestId
 from api.routes import chat
-from app.errors import MediaExpired, NoWorker, TrivetError
+from app.errors.base import TrivetError
+from app.errors.media import MediaExpired
+from app.errors.serving import NoWorker
 from app.settings import Settings
 from tests.polling import until
 from tests.route_client import route_client

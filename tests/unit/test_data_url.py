@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import MediaRefused
+from app.errors.media import MediaRefused
 from app.media import FRAMES, decode
-from app.messages import Modality
+from app.messages.media import Modality
 from tests.pictures import data_url
 from tests.videos import frame_list, frames_url
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import MediaRefused, MediaUnreachable, MediaUrlRefused
+from app.errors.media import MediaRefused, MediaUnreachable, MediaUrlRefused
 from app.media.addresses import Address, AddressPolicy
 from app.media.dialer import CheckedDialer, Resolver
 from app.media.fetch import MediaFetcher

@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 
 from api import errors
 from api.direct_route import DirectRoute
-from app.errors import NoWorker
+from app.errors.serving import NoWorker
 
 
 async def echo(request: Request) -> Response:

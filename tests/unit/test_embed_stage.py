@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
-from app.errors import EngineFailed, MediaRefused, PromptTooLong
-from app.messages import Delta, EmbedTask, Prompt
+from app.errors.media import MediaRefused
+from app.errors.requests import PromptTooLong
+from app.errors.serving import EngineFailed
+from app.messages.deltas import Delta
+from app.messages.prompts import Prompt
+from app.messages.tasks import EmbedTask
 from tests.messages import decode_task, media_ref
 from workers.stages import embed
 

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 
 from api.intake import Intake
 from api.routes import embeddings
-from app.errors import WrongEndpoint
+from app.errors.requests import WrongEndpoint
 from app.roles import Does
 from app.settings import Settings
 from tests.route_client import route_client

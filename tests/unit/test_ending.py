@@ -14,7 +14,7 @@ from api.admission import Ticket
 from api.context import RequestContext
 from api.ending import to_the_end
 from api.event_stream import Stream
-from app.errors import DeadlineExceeded
+from app.errors.serving import DeadlineExceeded
 
 
 async def test_it_ends_although_its_caller_is_cancelled_again_and_again() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import MediaRefused, MediaTooLarge, MediaUrlRefused
+from app.errors.media import MediaRefused, MediaTooLarge, MediaUrlRefused
 from app.media import file_root
 from app.media.file_root import FileRoot
 from app.media.url_policy import MAX_LENGTH

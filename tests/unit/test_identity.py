@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.media import identify
-from app.messages import RenderedItem
+from app.messages.prompts import RenderedItem
 
 
 def test_the_name_is_stable() -> None:

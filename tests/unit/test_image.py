@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from app.errors import MediaRefused
+from app.errors.media import MediaRefused
 from app.media import check_image, header_view, image
 from tests.pictures import encoded
 

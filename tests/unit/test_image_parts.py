@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, TiffTags
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
-from app.errors import MediaRefused
+from app.errors.media import MediaRefused
 from app.media import check_image
 from app.media.image_parts import MOST_TAG_BYTES, TooManyParts, check
 

@@ -11,16 +11,11 @@ import pytest
 from api import references
 from api.intake import Admission, Intake
 from app import media
-from app.errors import (
-    InvalidRequest,
-    MediaMemoryFull,
-    MediaRefused,
-    MediaUnreachable,
-    MediaUrlRefused,
-    MultimodalDisabled,
-)
+from app.errors.media import MediaMemoryFull, MediaRefused, MediaUnreachable, MediaUrlRefused
+from app.errors.requests import InvalidRequest, MultimodalDisabled
 from app.media import FRAMES, MediaHolder, identify
-from app.messages import Descriptor, MediaRef
+from app.messages.media import MediaRef
+from app.messages.tensors import Descriptor
 from app.settings import Settings
 from app.settings_media import MediaSettings
 from tests import media_intake, sounds, videos

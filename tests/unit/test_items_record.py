@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.items import ItemRecord
-from app.messages import FieldValue
+from app.messages.prompts import FieldValue
 
 
 def record(**more: Any) -> ItemRecord:

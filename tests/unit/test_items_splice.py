@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 from app.items import ItemRecord, splice
 from app.items.splice import expanded, runs_of
-from app.messages import FieldValue, MediaRef, Modality, Prompt, RenderedPrompt
+from app.messages.media import MediaRef, Modality
+from app.messages.prompts import FieldValue, Prompt, RenderedPrompt
 
 IMAGE, VIDEO, START, END = 900, 901, 902, 903
 TARGETS: dict[Modality, list[int]] = {"image": [IMAGE], "video": [VIDEO]}

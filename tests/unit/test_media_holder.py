@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import MediaMemoryFull, TensorError
+from app.errors.media import MediaMemoryFull
+from app.errors.tensors import TensorError
 from app.media import MediaHolder, store
 from app.tensors import segment
 from tests.planes import Plane

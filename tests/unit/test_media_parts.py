@@ -8,7 +8,7 @@ import pytest
 
 from api import media_parts
 from api.media_parts import Shape
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 
 URL = "data:image/png;base64,AAAA"
 

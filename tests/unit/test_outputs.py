@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.errors import EngineFailed
-from app.messages import Delta, TokenLogprob
+from app.errors.serving import EngineFailed
+from app.messages.deltas import Delta, TokenLogprob
 from workers import outputs
 from workers.engine import Prefilled
 

@@ -8,7 +8,7 @@ import pytest
 
 from api import processor_kwargs
 from api.processor_kwargs import FIELD, MAX_DEPTH, MAX_LENGTH, taken
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 
 
 def nested(depth: int, kind: type, inner: Any = 1) -> Any:

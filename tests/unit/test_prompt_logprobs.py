@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.errors import InvalidRequest
+from app.errors.requests import InvalidRequest
 from workers import prompt_logprobs
 
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import Failure
-from app.messages import Assignment, Delta
+from app.errors.base import Failure
+from app.messages.deltas import Delta
+from app.messages.plans import Assignment
 from app.streaming import RequestStream
 
 WORKER = Assignment(worker="w", incarnation="1")

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from app import errors, settings
+from app import settings
+from app.errors.tensors import TensorError
 from app.roles import TOPOLOGIES
-from tests import readme
+from tests import errors, readme
 from tests.command_lines import ROOT, check
 from tests.unit.test_compose import MORE, PROFILES
 
@@ -89,12 +90,8 @@ def test_the_endpoints_are_all_there() -> None:
     assert {row[0].strip("`") for row in readme.rows(table)} == served
 
 
-def tree(kind: type[errors.TrivetError]) -> set[type[errors.TrivetError]]:
-    return {kind}.union(*(tree(one) for one in kind.__subclasses__()))
-
-
 def test_the_errors_are_all_there() -> None:
-    known = {(str(one.status), one.code) for one in tree(errors.TrivetError) if one.__module__ == "app.errors"}
+    known = {(str(one.status), one.code) for one in errors.kinds()}
     assert {code for _, code in known} >= INSIDE and set(readme.spans()) >= INSIDE
     rows = readme.rows(readme.marked("errors"))
     for_clients = {(status, code) for status, code in known if code not in INSIDE}
@@ -109,7 +106,7 @@ def of_a_worker() -> dict[str, set[str]]:
     from workers.kv_events.service import KVEvents
     from workers.metrics import ADAPTERS, ADAPTERS_HELD, HANDED_OFF, ItemMetrics, KVEventMetrics
 
-    failures = {one.code: 1 for one in tree(errors.TensorError)}
+    failures = {one.code: 1 for one in errors.kinds() if issubclass(one, TensorError)}
     items: Any = SimpleNamespace(
         finder=SimpleNamespace(counts=finder.FinderCounts()),
         local=SimpleNamespace(counts=local.FetchCounts(), store=SimpleNamespace(counts=store.Counts(), size=0)),

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from api import references
 from api.references import ForeignReference
-from app.messages import Descriptor, MediaRef
+from app.messages.media import MediaRef
+from app.messages.tensors import Descriptor
 
 
 def ref(param: str = "messages[0].content[0].image_url", path: str = "/dev/shm/x") -> MediaRef:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.messages import RenderedPrompt
+from app.messages.prompts import RenderedPrompt
 
 SIZES = [2, 3]  # patches of each of two pictures
 

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from app.errors import EncodeFailed, MediaRefused, PromptTooLong
-from app.messages import Prompt
+from app.errors.media import MediaRefused
+from app.errors.requests import PromptTooLong
+from app.errors.serving import EncodeFailed
+from app.messages.prompts import Prompt
 from tests.messages import media_ref
 
 CONTEXT = 10

@@ -7,8 +7,8 @@ import pytest
 from fastapi import Request
 
 from api import route_headers
-from app.errors import InvalidRequest
-from app.messages import Plan
+from app.errors.requests import InvalidRequest
+from app.messages.plans import Plan
 from app.routing import Decision, Explanation
 from app.routing.base import Candidate
 from app.settings_sections import ApiSettings

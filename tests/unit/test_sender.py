@@ -15,8 +15,10 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, ResponseError
 
-from app.errors import BrokerUnavailable
-from app.messages import Assignment, DecodeTask, EmbedTask, Plan, Prompt
+from app.errors.serving import BrokerUnavailable
+from app.messages.plans import Assignment, Plan
+from app.messages.prompts import Prompt
+from app.messages.tasks import DecodeTask, EmbedTask
 from app.sender import TaskSender, envelope, envelope_of, summary
 
 WORKER = Assignment(worker="agg@gpu0", incarnation="i")

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError
 
-from app.errors import AdapterMissing
-from app.messages import DecodeTask, Delta
+from app.errors.adapters import AdapterMissing
+from app.messages.deltas import Delta
+from app.messages.tasks import DecodeTask
 from tests.messages import decode_task
 from workers import tasks
 from workers.jobs import Jobs

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.errors import TensorError
-from app.messages import Descriptor
+from app.errors.tensors import TensorError
+from app.messages.tensors import Descriptor
 from app.tensors import nixl_progress
 from app.tensors.nixl_agent import NixlAgent
 from app.tensors.nixl_reads import Region

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.errors import PeerGone, TensorError
-from app.messages import Descriptor
+from app.errors.tensors import PeerGone, TensorError
+from app.messages.tensors import Descriptor
 from app.tensors import nixl_agent, nixl_reads, sealed
 from app.tensors.nixl_reads import Reads, Region
 

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from app.errors import TensorIncompatible
+from app.errors.tensors import TensorIncompatible
 from app.tensors import segment
 from app.tensors.segment import PAGE, Header
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.errors import MediaUrlRefused
+from app.errors.media import MediaUrlRefused
 from app.media.url_policy import MediaUrl, UrlPolicy, scheme
 from app.settings import SettingsError
 from app.settings_media import MediaUrlSettings

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import MediaRefused
+from app.errors.media import MediaRefused
 from app.media import FRAMES, check_video
 from app.settings_media import MediaSettings
 from tests import videos

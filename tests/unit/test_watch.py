@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.messages import RenderedPrompt
+from app.messages.prompts import RenderedPrompt
 from tests.messages import decode_task
 from workers import watch
 from workers.items.ready import Ready

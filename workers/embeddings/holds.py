@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from app.errors import TensorError
+from app.errors.tensors import TensorError
 
 log = logging.getLogger(__name__)
 

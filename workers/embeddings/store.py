@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from app.errors import TensorError
+from app.errors.tensors import TensorError
 from app.tensors import segment
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from app.errors import TensorIncompatible
+from app.errors.tensors import TensorIncompatible
 from app.tensors import segment
 from app.tensors.segment import Header
 from workers.embeddings.store import final

@@ -12,20 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from app.errors import (
-    BrokerUnavailable,
-    EncodeFailed,
-    Failure,
-    MediaExpired,
-    MediaRefused,
-    PeerGone,
-    TensorExpired,
-    TensorMissing,
-    TrivetError,
-)
+from app.errors.base import Failure, TrivetError
+from app.errors.media import MediaExpired, MediaRefused
+from app.errors.serving import BrokerUnavailable, EncodeFailed
+from app.errors.tensors import PeerGone, TensorExpired, TensorMissing
 from app.items import ItemRecord
 from app.items.index import ItemIndex
-from app.messages import Assignment, MediaRef, Modality
+from app.messages.media import MediaRef, Modality
+from app.messages.plans import Assignment
 from app.settings_media import MediaSettings
 from app.tensors.plane import TensorPlane
 from app.tensors.segment import ITEM_SIZES

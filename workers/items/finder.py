@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 
 from app import keys
 from app.celery import ENCODE_TASK
-from app.errors import BrokerUnavailable, Failure, RemoteFailure
+from app.errors.base import Failure, RemoteFailure
+from app.errors.serving import BrokerUnavailable
 from app.fleet import FleetView
 from app.items import ItemRecord
 from app.items.announcements import Announcements, Watch, is_final
 from app.items.index import ItemIndex, Outcome
-from app.messages import Assignment, EncodeTask, MediaRef, StageTask
+from app.messages.media import MediaRef
+from app.messages.plans import Assignment
+from app.messages.tasks import EncodeTask, StageTask
 from app.registry import WorkerRecord
 from app.roles import Role
 from app.sender import TaskSender

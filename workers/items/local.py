@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from app.errors import PeerGone, TensorError, TensorExpired, TensorIncompatible, TensorMissing
+from app.errors.tensors import PeerGone, TensorError, TensorExpired, TensorIncompatible, TensorMissing
 from app.items import ItemRecord
 from app.items.index import Found, Holder, ItemIndex
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.tensors import segment
 from app.tensors.plane import TensorPlane
 from app.together import together

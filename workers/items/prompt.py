@@ -9,7 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from app.items import ItemRecord, splice
-from app.messages import MediaRef, Prompt, StageTask
+from app.messages.media import MediaRef
+from app.messages.prompts import Prompt
+from app.messages.tasks import StageTask
 from app.together import together
 from workers import rendered
 from workers.items.encoder import ItemEncoder, OwnItem

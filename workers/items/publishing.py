@@ -9,10 +9,10 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from app.errors import TrivetError
+from app.errors.base import TrivetError
 from app.items import ItemRecord
 from app.items.index import ItemIndex
-from app.messages import Assignment
+from app.messages.plans import Assignment
 from app.tensors import segment
 from app.tensors.plane import TensorPlane
 from workers.embeddings.store import EmbeddingStore

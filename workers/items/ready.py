@@ -7,8 +7,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from app.errors import MultimodalDisabled
-from app.messages import Prompt, RenderedPrompt, StageTask
+from app.errors.requests import MultimodalDisabled
+from app.messages.prompts import Prompt, RenderedPrompt
+from app.messages.tasks import StageTask
 
 if TYPE_CHECKING:
     from workers.renderer import Renderer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from app.messages import Modality
+from app.messages.media import Modality
 from app.tensors import segment
 from workers.embeddings.store import EmbeddingStore
 from workers.engine import Engine

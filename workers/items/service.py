@@ -9,12 +9,13 @@ from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from app.errors import BrokerUnavailable
+from app.errors.serving import BrokerUnavailable
 from app.fleet import FleetView
 from app.items.announcements import Announcements
 from app.items.index import ItemIndex
 from app.media import fingerprint
-from app.messages import Assignment, Modality
+from app.messages.media import Modality
+from app.messages.plans import Assignment
 from app.registry import Registry
 from app.roles import Role
 from app.sender import TaskSender

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from app.errors import BrokerUnavailable
+from app.errors.serving import BrokerUnavailable
 from app.items.index import ItemIndex
 from workers.embeddings.room import Room
 

@@ -7,8 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from app.errors import KVLeaseExpired
-from app.messages import DecodeTask, Delta, RenderedPrompt, joined
+from app.errors.serving import KVLeaseExpired
+from app.messages.deltas import Delta, joined
+from app.messages.prompts import RenderedPrompt
+from app.messages.tasks import DecodeTask
 from workers.host import Host
 from workers.items.ready import Ready
 from workers.watch import Watch

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.errors import MediaRefused
-from app.messages import EmbedTask
+from app.errors.media import MediaRefused
+from app.messages.tasks import EmbedTask
 from workers.host import Host
 from workers.watch import Watch
 

@@ -7,8 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from app.errors import EncodeFailed, TrivetError
-from app.messages import EncodeTask
+from app.errors.base import TrivetError
+from app.errors.serving import EncodeFailed
+from app.messages.tasks import EncodeTask
 from workers.host import Host
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ import time
 
 from app import keys
 from app.celery import DECODE_TASK
-from app.messages import DecodeTask, KVHandoff, PrefillTask, RenderedPrompt
+from app.messages.prompts import RenderedPrompt
+from app.messages.tasks import DecodeTask, KVHandoff, PrefillTask
 from app.roles import Role
 from app.routing import Ask, Decision, View
 from app.routing.blocks import Span, chain

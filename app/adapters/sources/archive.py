@@ -14,7 +14,7 @@ from app.adapters.base import AdapterRefused, AdapterUnreachable
 from app.adapters.intake import Intake
 from app.adapters.limits import STALL_S, Limits, Meter
 from app.adapters.unpacking import unpack
-from app.errors import MediaUnreachable, MediaUrlRefused
+from app.errors.media import MediaUnreachable, MediaUrlRefused
 from app.media import response as answer
 from app.media.connections import get, open_pool
 from app.media.dialer import CheckedDialer, Resolver
