@@ -6,13 +6,10 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from api.job import Job
 from app.errors import AdapterMissing, RemoteFailure, WorkerLost
 from app.messages import Delta
-
-if TYPE_CHECKING:
-    from api.pipeline import Job
 
 log = logging.getLogger(__name__)
 

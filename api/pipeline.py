@@ -6,11 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from redis.exceptions import RedisError
 
+from api.job import Job
 from api.migration import ELSEWHERE, migrating
 from app import cancellation, keys
 from app.celery import DECODE_TASK, EMBED_TASK, ENCODE_TASK, PREFILL_TASK
@@ -26,7 +26,7 @@ from app.errors import (
 )
 from app.fleet import FleetView
 from app.items.index import ItemIndex
-from app.messages import Assignment, DecodeTask, Delta, EmbedTask, EncodeTask, Plan, PrefillTask, Prompt
+from app.messages import Assignment, DecodeTask, Delta, EmbedTask, EncodeTask, Plan, PrefillTask
 from app.registry import Fleet
 from app.roles import Does, Role
 from app.routing import Ask, Decision, Explanation, Reservations, Router, View
@@ -38,32 +38,6 @@ log = logging.getLogger(__name__)
 
 #: How long the clean-up after a request is tried again while Redis is away.
 CLEAN_UP_FOR_S = 30.0
-
-
-@dataclass(frozen=True)
-class Job:
-    """A request to run. `params` is vLLM's SamplingParams as builtins (of an embedding those of `EmbedTask`);
-    `deadline` is in unix seconds.
-
-    `session` names the talk that the request belongs to, `tenant` whose it is, and `adapter` is the id of the one to
-    run with. `on_decision` hears where it goes. `lost` are workers that failed it, which the pipeline fills.
-    `on_plan` is told who runs it, once more when the decode worker is known, and asks the stages for timings.
-    """
-
-    request_id: str
-    prompt: Prompt
-    params: dict[str, Any]
-    deadline: float
-    does: Does = Does.GENERATE
-    priority: int = 0
-    session: str = ""
-    tenant: str = ""
-    adapter: str = ""
-    reasoning_ended: bool | None = None
-    reasoning_parser_kwargs: dict[str, Any] | None = None
-    lost: set[Assignment] = field(default_factory=set)
-    on_decision: Callable[[Decision], None] | None = None
-    on_plan: Callable[[Plan], None] | None = None
 
 
 class Pipeline:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from api.pipeline import Job
+from api.job import Job
 from app.messages import Delta, Plan
 
 #: The header that asks, with the value 1, and the one that answers.

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from api.pipeline import Job, Pipeline
+from api.job import Job
+from api.pipeline import Pipeline
 from app import keys
 from app.errors import RemoteFailure
 from app.fleet import FleetView
