@@ -6,12 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from api.job import Job
 from api.migration import ELSEWHERE, migrating
+from api.placement import Placement
 from app import cancellation, keys
 from app.celery import DECODE_TASK, EMBED_TASK, ENCODE_TASK, PREFILL_TASK
 from app.errors import (
@@ -20,17 +22,13 @@ from app.errors import (
     Failure,
     MediaExpired,
     RemoteFailure,
-    TrivetError,
     WorkerLost,
-    WrongEndpoint,
 )
 from app.fleet import FleetView
 from app.items.index import ItemIndex
 from app.messages import Assignment, DecodeTask, Delta, EmbedTask, EncodeTask, Plan, PrefillTask
-from app.registry import Fleet
 from app.roles import Does, Role
-from app.routing import Ask, Decision, Explanation, Reservations, Router, View
-from app.routing.view import Views
+from app.routing import Decision, Explanation, Reservations, Router
 from app.sender import TaskSender
 from app.streaming import RequestStream, TokenReader
 
@@ -59,9 +57,8 @@ class Pipeline:
         self._api = api
         self._model = model
         self._fleet = fleet
-        self._router = router
+        self._placement = Placement(api, model, fleet, router, items)
         self._reservations = reservations
-        self._views = Views(items)
         self._sender = sender
         self._reader = reader
         self._items = items
@@ -79,7 +76,7 @@ class Pipeline:
 
     async def _run(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         """Once, on the workers that are chosen now."""
-        decision = await self._decide(job)
+        decision = await self._placement.decide(job, partial(self._give_back, job))
         plan = decision.plan
         if job.on_plan is not None:
             job.on_plan(plan)
@@ -112,63 +109,7 @@ class Pipeline:
 
     async def explain(self, job: Job) -> Explanation:
         """Where the job would go now, and why."""
-        return await self._router.explain(await self._left(job), await self._ask(job))
-
-    async def _decide(self, job: Job) -> Decision:
-        planning = asyncio.create_task(self._router.plan(await self._left(job), await self._ask(job)))
-
-        def give_back(done: asyncio.Task[Decision]) -> None:
-            if not done.cancelled() and done.exception() is None:
-                self._spawn(self._end(job, cancel=False))
-                self._spawn(self._unclaim(done.result().plan))
-
-        try:
-            decision = await asyncio.shield(planning)
-        except asyncio.CancelledError:
-            # The place may be taken by now, and nobody else would know where.
-            planning.add_done_callback(give_back)
-            raise
-        if job.on_decision is not None:
-            job.on_decision(decision)
-        return decision
-
-    async def _left(self, job: Job) -> Fleet:
-        """The workers that hold the job's adapter and have not failed it: they may still be registered. Those that
-        have, too, if it cannot do without. Raises AdapterMissing, and WrongEndpoint where none of them does this."""
-        media = bool(job.prompt.media)
-        everybody = await self._fleet.holding(job.adapter, lambda fleet: not fleet.missing(media))
-        fleet = everybody.doing(job.does)
-        if everybody.workers and not fleet.workers:
-            raise WrongEndpoint(f"the workers of {self._model} do not {job.does}; do all parts have the same settings?")
-        left = fleet.without(job.lost)
-        return fleet if left.missing(media) else left
-
-    async def _view(self, job: Job) -> View:
-        """Trouble with the view of a prompt is none of the prompt's: then it goes by load. What embeds always does."""
-        if job.does is Does.EMBED:
-            return View(tokens=len(job.prompt.token_ids))
-        try:
-            return await self._views.of(job.prompt, self._fleet.now, job.adapter)
-        except TrivetError:
-            raise
-        except Exception:
-            log.exception("request %s is placed without a view of its prompt", job.request_id)
-            return View(tokens=len(job.prompt.token_ids), exact=False)
-
-    async def _ask(self, job: Job) -> Ask:
-        return Ask(
-            request_id=job.request_id,
-            deadline=job.deadline,
-            owner=self._api,
-            items=tuple(dict.fromkeys(ref.identity for ref in job.prompt.media)),
-            fingerprint=self._items.namespace,
-            view=await self._view(job),
-            max_tokens=1 if job.does is Does.EMBED else job.params.get("max_tokens") or 0,
-            session=job.session,
-            tenant=job.tenant,
-            priority=job.priority,
-            adapter=job.adapter,
-        )
+        return await self._placement.explain(job)
 
     def worker_lost(self, gone: Assignment) -> None:
         """End the streams that still depend on this worker."""
@@ -268,6 +209,11 @@ class Pipeline:
             return self._sender.send(DECODE_TASK, DecodeTask(**common), queue, decision.step)
         queue = keys.worker_queue(Role.PREFILL, plan.prefill.worker)
         return self._sender.send(PREFILL_TASK, PrefillTask(**common), queue, decision.step)
+
+    def _give_back(self, job: Job, late: Decision) -> None:
+        """The place was taken for a caller who had left."""
+        self._spawn(self._end(job, cancel=False))
+        self._spawn(self._unclaim(late.plan))
 
     async def _unclaim(self, plan: Plan) -> None:
         """Nobody was told to encode the plan's items: others that want them must not wait."""

@@ -191,20 +191,3 @@ async def test_a_caller_that_is_cancelled_while_it_waits(redis: Any) -> None:
             await waiting
         await api.clean(AGG)
         await until(lambda: one.cancelled == ["r"], "the worker's being told")
-
-
-async def test_a_caller_that_leaves_at_any_moment_keeps_no_place(redis: Any) -> None:
-    async with serving(redis, agg(redis, silence)) as api:
-        for turns in range(40):
-            leaving = asyncio.create_task(answer(api, job(f"r{turns}")))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            leaving.cancel()
-            await asyncio.wait([leaving], timeout=5)
-            assert leaving.cancelled()
-
-        async def nothing_held() -> bool:
-            return not await redis.exists(keys.load(AGG.worker, AGG.incarnation))
-
-        await until(nothing_held, "the last place's being given back")
-        await api.clean(AGG)
