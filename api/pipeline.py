@@ -5,29 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
 
+from api.dispatch import Dispatch
 from api.job import Job
 from api.migration import ELSEWHERE, migrating
 from api.placement import Placement
-from app import cancellation, keys
-from app.celery import DECODE_TASK, EMBED_TASK, ENCODE_TASK, PREFILL_TASK
-from app.errors import (
-    BrokerUnavailable,
-    DeadlineExceeded,
-    Failure,
-    MediaExpired,
-    RemoteFailure,
-    WorkerLost,
-)
+from app import cancellation
+from app.errors import BrokerUnavailable, DeadlineExceeded, Failure, MediaExpired, RemoteFailure, WorkerLost
 from app.fleet import FleetView
 from app.items.index import ItemIndex
-from app.messages import Assignment, DecodeTask, Delta, EmbedTask, EncodeTask, Plan, PrefillTask
-from app.roles import Does, Role
+from app.messages import Assignment, Delta, Plan
 from app.routing import Decision, Explanation, Reservations, Router
 from app.sender import TaskSender
 from app.streaming import RequestStream, TokenReader
@@ -55,13 +47,11 @@ class Pipeline:
         migration_limit: int,
     ) -> None:
         self._api = api
-        self._model = model
         self._fleet = fleet
         self._placement = Placement(api, model, fleet, router, items)
         self._reservations = reservations
-        self._sender = sender
+        self._dispatch = Dispatch(api, model, sender, items)
         self._reader = reader
-        self._items = items
         self._redis = redis
         self._migration_limit = migration_limit
         self._ending: set[asyncio.Task[None]] = set()
@@ -161,67 +151,16 @@ class Pipeline:
             log.warning("request %s counts as one to prefill until it ends: %s", job.request_id, error)
 
     async def _send(self, job: Job, decision: Decision) -> None:
-        """All at once: the items' encode tasks, and the task that waits for them."""
-        known = {
-            "request_id": job.request_id,
-            "attempt": 0,
-            "api": self._api,
-            "model": self._model,
-            "deadline": job.deadline,
-        }
         try:
-            _check_sources(job, decision.plan)
-            encodes = [*self._encodes(job, decision.plan, known)]
-            first = self._first_stage(job, decision, known)
-            if encodes:
-                await asyncio.gather(*encodes, first)
-            else:
-                await first
+            await self._dispatch.send(job, decision)
         except (BrokerUnavailable, MediaExpired, asyncio.CancelledError):
-            self._spawn(self._unclaim(decision.plan))
+            self._spawn(self._dispatch.unclaim(decision.plan))
             raise
-
-    def _encodes(self, job: Job, plan: Plan, known: dict[str, Any]) -> Iterator[Coroutine[Any, Any, None]]:
-        media = {ref.identity: ref for ref in job.prompt.media}
-        for identity, worker in plan.encode.items():
-            task = EncodeTask(item=media[identity], assigned=worker, **known)
-            yield self._sender.send(ENCODE_TASK, task, keys.worker_queue(Role.ENCODE, worker.worker))
-
-    def _first_stage(self, job: Job, decision: Decision, known: dict[str, Any]) -> Coroutine[Any, Any, None]:
-        plan = decision.plan
-        common = known | {
-            "prompt": job.prompt,
-            "plan": plan,
-            "params": job.params,
-            "priority": job.priority,
-            "session": job.session,
-            "tenant": job.tenant,
-            "adapter": job.adapter,
-            "avoid": list(job.lost),
-            "reasoning_ended": job.reasoning_ended,
-            "reasoning_parser_kwargs": job.reasoning_parser_kwargs,
-            "timings": job.on_plan is not None,
-        }
-        if plan.aggregated:
-            queue = keys.worker_queue(Role.DECODE, plan.prefill.worker)
-            if job.does is Does.EMBED:
-                return self._sender.send(EMBED_TASK, EmbedTask(**common), queue, decision.step)
-            return self._sender.send(DECODE_TASK, DecodeTask(**common), queue, decision.step)
-        queue = keys.worker_queue(Role.PREFILL, plan.prefill.worker)
-        return self._sender.send(PREFILL_TASK, PrefillTask(**common), queue, decision.step)
 
     def _give_back(self, job: Job, late: Decision) -> None:
         """The place was taken for a caller who had left."""
         self._spawn(self._end(job, cancel=False))
-        self._spawn(self._unclaim(late.plan))
-
-    async def _unclaim(self, plan: Plan) -> None:
-        """Nobody was told to encode the plan's items: others that want them must not wait."""
-        for identity, worker in plan.encode.items():
-            try:
-                await self._items.give_up(identity, worker)
-            except BrokerUnavailable as error:
-                log.warning("item %s stays claimed until the claim runs out: %s", identity, error)
+        self._spawn(self._dispatch.unclaim(late.plan))
 
     async def _end(self, job: Job, *, cancel: bool) -> None:
         """Clean up: what may be queued must not run for nobody."""
@@ -250,10 +189,3 @@ async def _insist(act: Callable[[], Awaitable[None]], otherwise: str) -> None:
                 log.error("%s: %s", otherwise, error)
                 return
         await asyncio.sleep(0.5)
-
-
-def _check_sources(job: Job, plan: Plan) -> None:
-    """Raise MediaExpired for an item that has to be encoded, and was only referred to: its embedding is gone."""
-    for ref in job.prompt.media:
-        if ref.source is None and ref.identity in plan.encode:
-            raise MediaExpired("a medium was gone before a worker read it; send the request again", param=ref.param)
