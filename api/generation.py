@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
-from api import context, errors, inline_media, media_parts, route_headers, vllm_serving
+from api import context, errors, media_parts, route_headers, vllm_serving
 from api.admission import Ticket
 from api.context import RequestContext
 from api.disconnect import ClientGone, unless_disconnected
@@ -27,6 +27,7 @@ from api.intake import Admission
 from api.large_answer import LargeAnswer, is_large
 from api.middleware import body_limit
 from api.middleware.keep_alive import PING
+from api.request_body import json_object
 from api.services import Services
 from api.timings import HEADER, Timings
 from app.errors import DeadlineExceeded, Failure, InvalidRequest, MediaExpired, RemoteFailure, TrivetError
@@ -294,30 +295,6 @@ def _outcome(error: BaseException) -> str:
     if isinstance(error, TrivetError | ValidationError):
         return failure_of(error).code
     return TrivetError.code if isinstance(error, Exception) else "cancelled"
-
-
-async def json_object(request: Request, deadline: float, shape: media_parts.Shape) -> Body:
-    """The body, whose media have that shape. Raises InvalidRequest, and DeadlineExceeded at `deadline` (unix time)."""
-    try:
-        async with asyncio.timeout(deadline - time.time()):
-            received = await _received(request)
-    except TimeoutError:
-        raise DeadlineExceeded("the request's deadline passed before its body had come") from None
-    try:
-        body = inline_media.parse(received, shape)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"the body is not JSON: {error.msg} at byte {error.pos}") from None
-    if not isinstance(body.fields, dict):
-        raise InvalidRequest("the body must be a JSON object")
-    return body
-
-
-async def _received(request: Request) -> bytearray:
-    """All of it. Not by `body()`, which would keep it as long as the request, and for a moment twice."""
-    received = bytearray()
-    async for chunk in request.stream():
-        received += chunk
-    return received
 
 
 def _deadline(services: Services, request: Request) -> float:
