@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
-from api import context, errors, media_parts, route_headers, vllm_serving
+from api import context, deadline, errors, media_parts, route_headers, vllm_serving
 from api.admission import Ticket
 from api.context import RequestContext
 from api.disconnect import ClientGone, unless_disconnected
@@ -30,12 +30,11 @@ from api.middleware.keep_alive import PING
 from api.request_body import json_object
 from api.services import Services
 from api.timings import HEADER, Timings
-from app.errors import DeadlineExceeded, Failure, InvalidRequest, MediaExpired, RemoteFailure, TrivetError
+from app.errors import DeadlineExceeded, Failure, MediaExpired, RemoteFailure, TrivetError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-TIMEOUT_HEADER = "x-request-timeout"
 #: What servers log for a client that closed its connection; nobody receives it.
 CLIENT_CLOSED_REQUEST = 499
 
@@ -108,7 +107,7 @@ async def answer(request: Request, generation: Generation) -> Response:
     timings = Timings() if request.headers.get(HEADER) == "1" else None
     asked = RequestContext(
         request.state.request_id,
-        _deadline(services, request),
+        deadline.of(request, services.settings.api.request_timeout_s),
         tenant,
         route_headers.session(request),
         route_headers.priority(request),
@@ -183,7 +182,8 @@ async def _come(asked: RequestContext, media: Coroutine[Any, Any, T]) -> T:
 
 
 async def _answered(services: Services, asked: RequestContext, body: dict[str, Any], generation: Generation) -> Begun:
-    found = await _within(asked.deadline, generation.run(services, body, asked.request_id))
+    """The way to a stream's first frame tokenizes, as that to a whole answer does: nobody else limits that in time."""
+    found = await deadline.within(asked.deadline, generation.run(services, body, asked.request_id))
     if isinstance(found, Detached | Response):
         return found
     if not isinstance(found, AsyncGenerator):
@@ -193,23 +193,6 @@ async def _answered(services: Services, asked: RequestContext, body: dict[str, A
         await found.aclose()
         raise vllm_serving.ServingError(error)
     return first, found
-
-
-async def _within(deadline: float, work: Coroutine[Any, Any, T]) -> T:
-    """A whole answer, or the way to a stream's first frame: it tokenizes, which nobody else limits in time.
-
-    vLLM takes the cancellation for a client that left, and makes an answer or an error of it: neither is for anybody.
-    """
-    limit = asyncio.timeout(deadline - time.time())
-    try:
-        async with limit:
-            found = await work
-    except Exception:
-        if not limit.expired():
-            raise
-    if limit.expired():
-        raise DeadlineExceeded("the request's deadline passed")
-    return found
 
 
 async def _late(begun: asyncio.Task[Begun], asked: RequestContext, ticket: Ticket, generation: Generation) -> Frames:
@@ -295,17 +278,3 @@ def _outcome(error: BaseException) -> str:
     if isinstance(error, TrivetError | ValidationError):
         return failure_of(error).code
     return TrivetError.code if isinstance(error, Exception) else "cancelled"
-
-
-def _deadline(services: Services, request: Request) -> float:
-    limit = services.settings.api.request_timeout_s
-    given = request.headers.get(TIMEOUT_HEADER)
-    if given is None:
-        return time.time() + limit
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise InvalidRequest(f"{TIMEOUT_HEADER} must be a positive number of seconds", param=TIMEOUT_HEADER)
-    return time.time() + min(seconds, limit)
