@@ -12,7 +12,6 @@ from typing import Any, ClassVar, TypeVar
 import orjson
 from fastapi import Request
 from fastapi.responses import Response
-from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
@@ -22,6 +21,7 @@ from api.context import RequestContext
 from api.disconnect import ClientGone, unless_disconnected
 from api.ending import to_the_end
 from api.event_stream import Frame, Frames, Stream
+from api.failures import as_failure, failure_of, outcome_of
 from api.inline_media import Body
 from api.intake import Admission
 from api.large_answer import LargeAnswer, is_large
@@ -30,7 +30,7 @@ from api.middleware.keep_alive import PING
 from api.request_body import json_object
 from api.services import Services
 from api.timings import HEADER, Timings
-from app.errors import DeadlineExceeded, Failure, MediaExpired, RemoteFailure, TrivetError
+from app.errors import DeadlineExceeded, Failure, MediaExpired
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -141,7 +141,7 @@ async def answer(request: Request, generation: Generation) -> Response:
         await asked.close()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     except BaseException as error:
-        ticket.close(_outcome(error))
+        ticket.close(outcome_of(error))
         await asked.close()
         raise
 
@@ -164,7 +164,7 @@ async def _begin(services: Services, asked: RequestContext, body: Body, generati
         try:
             return await _answered(services, asked, given, generation)
         except Exception as error:
-            failure = _as_failure(asked, error)
+            failure = as_failure(asked, error)
             told = failure_of(failure)
             if told.code != MediaExpired.code or not admission.borrows(told.param):
                 raise failure from error
@@ -207,7 +207,7 @@ async def _late(begun: asyncio.Task[Begun], asked: RequestContext, ticket: Ticke
             async for frame in stream:
                 yield frame
     except Exception as error:
-        failure = failure_of(_as_failure(asked, error))
+        failure = failure_of(as_failure(asked, error))
         ticket.close(failure.code)
         yield generation.failed(failure)
 
@@ -218,7 +218,7 @@ async def _detached(found: Detached, asked: RequestContext, ticket: Ticket) -> N
         await found.run()
         outcome = "ok"
     except Exception as error:
-        failure = failure_of(_as_failure(asked, error))
+        failure = failure_of(as_failure(asked, error))
         outcome = failure.code
         await found.failed(failure)
     finally:
@@ -238,7 +238,7 @@ async def _stream(
             yield frame
         outcome = "ok"
     except Exception as error:
-        failure = failure_of(_as_failure(asked, error))
+        failure = failure_of(as_failure(asked, error))
         outcome = failure.code
         yield generation.failed(failure)
     finally:
@@ -251,30 +251,3 @@ async def _leave(frames: Frames, asked: RequestContext) -> None:
         await frames.aclose()
     finally:
         await asked.close()
-
-
-def _as_failure(asked: RequestContext, error: Exception) -> Exception:
-    """What ended the request: the pipeline's own account of it, a refusal, or what vLLM makes of it."""
-    if asked.failure is not None:
-        return RemoteFailure(asked.failure)
-    if isinstance(error, TrivetError | ValidationError):
-        return error
-    failure = (error if isinstance(error, vllm_serving.ServingError) else vllm_serving.explain(error)).failure()
-    if failure.status >= 500:
-        log.error("request %s failed in the API", asked.request_id, exc_info=error)
-    return RemoteFailure(failure)
-
-
-def failure_of(error: Exception) -> Failure:
-    """The account of a TrivetError or a failed validation."""
-    if isinstance(error, TrivetError):
-        return error.failure()
-    assert isinstance(error, ValidationError)
-    return errors.invalid(error)
-
-
-def _outcome(error: BaseException) -> str:
-    """What the metrics call it."""
-    if isinstance(error, TrivetError | ValidationError):
-        return failure_of(error).code
-    return TrivetError.code if isinstance(error, Exception) else "cancelled"
