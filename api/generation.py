@@ -12,32 +12,31 @@ from typing import Any, ClassVar, TypeVar
 import orjson
 from fastapi import Request
 from fastapi.responses import Response
-from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
-from api import context, errors, inline_media, media_parts, route_headers, vllm_serving
+from api import context, deadline, errors, media_parts, route_headers, vllm_serving
 from api.admission import Ticket
 from api.context import RequestContext
 from api.disconnect import ClientGone, unless_disconnected
 from api.ending import to_the_end
 from api.event_stream import Frame, Frames, Stream
+from api.failures import as_failure, failure_of, outcome_of
 from api.inline_media import Body
 from api.intake import Admission
 from api.large_answer import LargeAnswer, is_large
 from api.middleware import body_limit
 from api.middleware.keep_alive import PING
+from api.request_body import json_object
 from api.services import Services
 from api.timings import HEADER, Timings
-from app.errors.base import Failure, RemoteFailure, TrivetError
+from app.errors.base import Failure
 from app.errors.media import MediaExpired
-from app.errors.requests import InvalidRequest
 from app.errors.serving import DeadlineExceeded
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-TIMEOUT_HEADER = "x-request-timeout"
 #: What servers log for a client that closed its connection; nobody receives it.
 CLIENT_CLOSED_REQUEST = 499
 
@@ -110,7 +109,7 @@ async def answer(request: Request, generation: Generation) -> Response:
     timings = Timings() if request.headers.get(HEADER) == "1" else None
     asked = RequestContext(
         request.state.request_id,
-        _deadline(services, request),
+        deadline.of(request, services.settings.api.request_timeout_s),
         tenant,
         route_headers.session(request),
         route_headers.priority(request),
@@ -144,7 +143,7 @@ async def answer(request: Request, generation: Generation) -> Response:
         await asked.close()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     except BaseException as error:
-        ticket.close(_outcome(error))
+        ticket.close(outcome_of(error))
         await asked.close()
         raise
 
@@ -167,7 +166,7 @@ async def _begin(services: Services, asked: RequestContext, body: Body, generati
         try:
             return await _answered(services, asked, given, generation)
         except Exception as error:
-            failure = _as_failure(asked, error)
+            failure = as_failure(asked, error)
             told = failure_of(failure)
             if told.code != MediaExpired.code or not admission.borrows(told.param):
                 raise failure from error
@@ -185,7 +184,8 @@ async def _come(asked: RequestContext, media: Coroutine[Any, Any, T]) -> T:
 
 
 async def _answered(services: Services, asked: RequestContext, body: dict[str, Any], generation: Generation) -> Begun:
-    found = await _within(asked.deadline, generation.run(services, body, asked.request_id))
+    """The way to a stream's first frame tokenizes, as that to a whole answer does: nobody else limits that in time."""
+    found = await deadline.within(asked.deadline, generation.run(services, body, asked.request_id))
     if isinstance(found, Detached | Response):
         return found
     if not isinstance(found, AsyncGenerator):
@@ -195,23 +195,6 @@ async def _answered(services: Services, asked: RequestContext, body: dict[str, A
         await found.aclose()
         raise vllm_serving.ServingError(error)
     return first, found
-
-
-async def _within(deadline: float, work: Coroutine[Any, Any, T]) -> T:
-    """A whole answer, or the way to a stream's first frame: it tokenizes, which nobody else limits in time.
-
-    vLLM takes the cancellation for a client that left, and makes an answer or an error of it: neither is for anybody.
-    """
-    limit = asyncio.timeout(deadline - time.time())
-    try:
-        async with limit:
-            found = await work
-    except Exception:
-        if not limit.expired():
-            raise
-    if limit.expired():
-        raise DeadlineExceeded("the request's deadline passed")
-    return found
 
 
 async def _late(begun: asyncio.Task[Begun], asked: RequestContext, ticket: Ticket, generation: Generation) -> Frames:
@@ -226,7 +209,7 @@ async def _late(begun: asyncio.Task[Begun], asked: RequestContext, ticket: Ticke
             async for frame in stream:
                 yield frame
     except Exception as error:
-        failure = failure_of(_as_failure(asked, error))
+        failure = failure_of(as_failure(asked, error))
         ticket.close(failure.code)
         yield generation.failed(failure)
 
@@ -237,7 +220,7 @@ async def _detached(found: Detached, asked: RequestContext, ticket: Ticket) -> N
         await found.run()
         outcome = "ok"
     except Exception as error:
-        failure = failure_of(_as_failure(asked, error))
+        failure = failure_of(as_failure(asked, error))
         outcome = failure.code
         await found.failed(failure)
     finally:
@@ -257,7 +240,7 @@ async def _stream(
             yield frame
         outcome = "ok"
     except Exception as error:
-        failure = failure_of(_as_failure(asked, error))
+        failure = failure_of(as_failure(asked, error))
         outcome = failure.code
         yield generation.failed(failure)
     finally:
@@ -270,68 +253,3 @@ async def _leave(frames: Frames, asked: RequestContext) -> None:
         await frames.aclose()
     finally:
         await asked.close()
-
-
-def _as_failure(asked: RequestContext, error: Exception) -> Exception:
-    """What ended the request: the pipeline's own account of it, a refusal, or what vLLM makes of it."""
-    if asked.failure is not None:
-        return RemoteFailure(asked.failure)
-    if isinstance(error, TrivetError | ValidationError):
-        return error
-    failure = (error if isinstance(error, vllm_serving.ServingError) else vllm_serving.explain(error)).failure()
-    if failure.status >= 500:
-        log.error("request %s failed in the API", asked.request_id, exc_info=error)
-    return RemoteFailure(failure)
-
-
-def failure_of(error: Exception) -> Failure:
-    """The account of a TrivetError or a failed validation."""
-    if isinstance(error, TrivetError):
-        return error.failure()
-    assert isinstance(error, ValidationError)
-    return errors.invalid(error)
-
-
-def _outcome(error: BaseException) -> str:
-    """What the metrics call it."""
-    if isinstance(error, TrivetError | ValidationError):
-        return failure_of(error).code
-    return TrivetError.code if isinstance(error, Exception) else "cancelled"
-
-
-async def json_object(request: Request, deadline: float, shape: media_parts.Shape) -> Body:
-    """The body, whose media have that shape. Raises InvalidRequest, and DeadlineExceeded at `deadline` (unix time)."""
-    try:
-        async with asyncio.timeout(deadline - time.time()):
-            received = await _received(request)
-    except TimeoutError:
-        raise DeadlineExceeded("the request's deadline passed before its body had come") from None
-    try:
-        body = inline_media.parse(received, shape)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"the body is not JSON: {error.msg} at byte {error.pos}") from None
-    if not isinstance(body.fields, dict):
-        raise InvalidRequest("the body must be a JSON object")
-    return body
-
-
-async def _received(request: Request) -> bytearray:
-    """All of it. Not by `body()`, which would keep it as long as the request, and for a moment twice."""
-    received = bytearray()
-    async for chunk in request.stream():
-        received += chunk
-    return received
-
-
-def _deadline(services: Services, request: Request) -> float:
-    limit = services.settings.api.request_timeout_s
-    given = request.headers.get(TIMEOUT_HEADER)
-    if given is None:
-        return time.time() + limit
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise InvalidRequest(f"{TIMEOUT_HEADER} must be a positive number of seconds", param=TIMEOUT_HEADER)
-    return time.time() + min(seconds, limit)

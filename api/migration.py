@@ -6,15 +6,12 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from api.job import Job
 from app.errors.adapters import AdapterMissing
 from app.errors.base import RemoteFailure
 from app.errors.serving import WorkerLost
 from app.messages.deltas import Delta
-
-if TYPE_CHECKING:
-    from api.pipeline import Job
 
 log = logging.getLogger(__name__)
 

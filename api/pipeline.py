@@ -5,29 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
 
+from api.dispatch import Dispatch
+from api.job import Job
 from api.migration import ELSEWHERE, migrating
-from app import cancellation, keys
-from app.celery import DECODE_TASK, EMBED_TASK, ENCODE_TASK, PREFILL_TASK
-from app.errors.base import Failure, RemoteFailure, TrivetError
+from api.placement import Placement
+from app import cancellation
+from app.errors.base import Failure, RemoteFailure
 from app.errors.media import MediaExpired
-from app.errors.requests import WrongEndpoint
 from app.errors.serving import BrokerUnavailable, DeadlineExceeded, WorkerLost
 from app.fleet import FleetView
 from app.items.index import ItemIndex
 from app.messages.deltas import Delta
 from app.messages.plans import Assignment, Plan
-from app.messages.prompts import Prompt
-from app.messages.tasks import DecodeTask, EmbedTask, EncodeTask, PrefillTask
-from app.registry import Fleet
-from app.roles import Does, Role
-from app.routing import Ask, Decision, Explanation, Reservations, Router, View
-from app.routing.view import Views
+from app.routing import Decision, Explanation, Reservations, Router
 from app.sender import TaskSender
 from app.streaming import RequestStream, TokenReader
 
@@ -35,32 +31,6 @@ log = logging.getLogger(__name__)
 
 #: How long the clean-up after a request is tried again while Redis is away.
 CLEAN_UP_FOR_S = 30.0
-
-
-@dataclass(frozen=True)
-class Job:
-    """A request to run. `params` is vLLM's SamplingParams as builtins (of an embedding those of `EmbedTask`);
-    `deadline` is in unix seconds.
-
-    `session` names the talk that the request belongs to, `tenant` whose it is, and `adapter` is the id of the one to
-    run with. `on_decision` hears where it goes. `lost` are workers that failed it, which the pipeline fills.
-    `on_plan` is told who runs it, once more when the decode worker is known, and asks the stages for timings.
-    """
-
-    request_id: str
-    prompt: Prompt
-    params: dict[str, Any]
-    deadline: float
-    does: Does = Does.GENERATE
-    priority: int = 0
-    session: str = ""
-    tenant: str = ""
-    adapter: str = ""
-    reasoning_ended: bool | None = None
-    reasoning_parser_kwargs: dict[str, Any] | None = None
-    lost: set[Assignment] = field(default_factory=set)
-    on_decision: Callable[[Decision], None] | None = None
-    on_plan: Callable[[Plan], None] | None = None
 
 
 class Pipeline:
@@ -80,14 +50,11 @@ class Pipeline:
         migration_limit: int,
     ) -> None:
         self._api = api
-        self._model = model
         self._fleet = fleet
-        self._router = router
+        self._placement = Placement(api, model, fleet, router, items)
         self._reservations = reservations
-        self._views = Views(items)
-        self._sender = sender
+        self._dispatch = Dispatch(api, model, sender, items)
         self._reader = reader
-        self._items = items
         self._redis = redis
         self._migration_limit = migration_limit
         self._ending: set[asyncio.Task[None]] = set()
@@ -102,7 +69,7 @@ class Pipeline:
 
     async def _run(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         """Once, on the workers that are chosen now."""
-        decision = await self._decide(job)
+        decision = await self._placement.decide(job, partial(self._give_back, job))
         plan = decision.plan
         if job.on_plan is not None:
             job.on_plan(plan)
@@ -135,63 +102,7 @@ class Pipeline:
 
     async def explain(self, job: Job) -> Explanation:
         """Where the job would go now, and why."""
-        return await self._router.explain(await self._left(job), await self._ask(job))
-
-    async def _decide(self, job: Job) -> Decision:
-        planning = asyncio.create_task(self._router.plan(await self._left(job), await self._ask(job)))
-
-        def give_back(done: asyncio.Task[Decision]) -> None:
-            if not done.cancelled() and done.exception() is None:
-                self._spawn(self._end(job, cancel=False))
-                self._spawn(self._unclaim(done.result().plan))
-
-        try:
-            decision = await asyncio.shield(planning)
-        except asyncio.CancelledError:
-            # The place may be taken by now, and nobody else would know where.
-            planning.add_done_callback(give_back)
-            raise
-        if job.on_decision is not None:
-            job.on_decision(decision)
-        return decision
-
-    async def _left(self, job: Job) -> Fleet:
-        """The workers that hold the job's adapter and have not failed it: they may still be registered. Those that
-        have, too, if it cannot do without. Raises AdapterMissing, and WrongEndpoint where none of them does this."""
-        media = bool(job.prompt.media)
-        everybody = await self._fleet.holding(job.adapter, lambda fleet: not fleet.missing(media))
-        fleet = everybody.doing(job.does)
-        if everybody.workers and not fleet.workers:
-            raise WrongEndpoint(f"the workers of {self._model} do not {job.does}; do all parts have the same settings?")
-        left = fleet.without(job.lost)
-        return fleet if left.missing(media) else left
-
-    async def _view(self, job: Job) -> View:
-        """Trouble with the view of a prompt is none of the prompt's: then it goes by load. What embeds always does."""
-        if job.does is Does.EMBED:
-            return View(tokens=len(job.prompt.token_ids))
-        try:
-            return await self._views.of(job.prompt, self._fleet.now, job.adapter)
-        except TrivetError:
-            raise
-        except Exception:
-            log.exception("request %s is placed without a view of its prompt", job.request_id)
-            return View(tokens=len(job.prompt.token_ids), exact=False)
-
-    async def _ask(self, job: Job) -> Ask:
-        return Ask(
-            request_id=job.request_id,
-            deadline=job.deadline,
-            owner=self._api,
-            items=tuple(dict.fromkeys(ref.identity for ref in job.prompt.media)),
-            fingerprint=self._items.namespace,
-            view=await self._view(job),
-            max_tokens=1 if job.does is Does.EMBED else job.params.get("max_tokens") or 0,
-            session=job.session,
-            tenant=job.tenant,
-            priority=job.priority,
-            adapter=job.adapter,
-        )
+        return await self._placement.explain(job)
 
     def worker_lost(self, gone: Assignment) -> None:
         """End the streams that still depend on this worker."""
@@ -243,62 +154,16 @@ class Pipeline:
             log.warning("request %s counts as one to prefill until it ends: %s", job.request_id, error)
 
     async def _send(self, job: Job, decision: Decision) -> None:
-        """All at once: the items' encode tasks, and the task that waits for them."""
-        known = {
-            "request_id": job.request_id,
-            "attempt": 0,
-            "api": self._api,
-            "model": self._model,
-            "deadline": job.deadline,
-        }
         try:
-            _check_sources(job, decision.plan)
-            encodes = [*self._encodes(job, decision.plan, known)]
-            first = self._first_stage(job, decision, known)
-            if encodes:
-                await asyncio.gather(*encodes, first)
-            else:
-                await first
+            await self._dispatch.send(job, decision)
         except (BrokerUnavailable, MediaExpired, asyncio.CancelledError):
-            self._spawn(self._unclaim(decision.plan))
+            self._spawn(self._dispatch.unclaim(decision.plan))
             raise
 
-    def _encodes(self, job: Job, plan: Plan, known: dict[str, Any]) -> Iterator[Coroutine[Any, Any, None]]:
-        media = {ref.identity: ref for ref in job.prompt.media}
-        for identity, worker in plan.encode.items():
-            task = EncodeTask(item=media[identity], assigned=worker, **known)
-            yield self._sender.send(ENCODE_TASK, task, keys.worker_queue(Role.ENCODE, worker.worker))
-
-    def _first_stage(self, job: Job, decision: Decision, known: dict[str, Any]) -> Coroutine[Any, Any, None]:
-        plan = decision.plan
-        common = known | {
-            "prompt": job.prompt,
-            "plan": plan,
-            "params": job.params,
-            "priority": job.priority,
-            "session": job.session,
-            "tenant": job.tenant,
-            "adapter": job.adapter,
-            "avoid": list(job.lost),
-            "reasoning_ended": job.reasoning_ended,
-            "reasoning_parser_kwargs": job.reasoning_parser_kwargs,
-            "timings": job.on_plan is not None,
-        }
-        if plan.aggregated:
-            queue = keys.worker_queue(Role.DECODE, plan.prefill.worker)
-            if job.does is Does.EMBED:
-                return self._sender.send(EMBED_TASK, EmbedTask(**common), queue, decision.step)
-            return self._sender.send(DECODE_TASK, DecodeTask(**common), queue, decision.step)
-        queue = keys.worker_queue(Role.PREFILL, plan.prefill.worker)
-        return self._sender.send(PREFILL_TASK, PrefillTask(**common), queue, decision.step)
-
-    async def _unclaim(self, plan: Plan) -> None:
-        """Nobody was told to encode the plan's items: others that want them must not wait."""
-        for identity, worker in plan.encode.items():
-            try:
-                await self._items.give_up(identity, worker)
-            except BrokerUnavailable as error:
-                log.warning("item %s stays claimed until the claim runs out: %s", identity, error)
+    def _give_back(self, job: Job, late: Decision) -> None:
+        """The place was taken for a caller who had left."""
+        self._spawn(self._end(job, cancel=False))
+        self._spawn(self._dispatch.unclaim(late.plan))
 
     async def _end(self, job: Job, *, cancel: bool) -> None:
         """Clean up: what may be queued must not run for nobody."""
@@ -327,10 +192,3 @@ async def _insist(act: Callable[[], Awaitable[None]], otherwise: str) -> None:
                 log.error("%s: %s", otherwise, error)
                 return
         await asyncio.sleep(0.5)
-
-
-def _check_sources(job: Job, plan: Plan) -> None:
-    """Raise MediaExpired for an item that has to be encoded, and was only referred to: its embedding is gone."""
-    for ref in job.prompt.media:
-        if ref.source is None and ref.identity in plan.encode:
-            raise MediaExpired("a medium was gone before a worker read it; send the request again", param=ref.param)

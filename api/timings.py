@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from api.pipeline import Job
+from api.job import Job
 from app.messages.deltas import Delta
 from app.messages.plans import Plan
 

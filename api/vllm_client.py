@@ -21,7 +21,8 @@ from api.context import RequestContext, current
 from api.fanout import interleave
 from api.grammars import Known
 from api.iterated import Iterated
-from api.pipeline import Job, Pipeline
+from api.job import Job
+from api.pipeline import Pipeline
 from api.vllm_markers import Markers
 from api.vllm_outputs import PipelineError
 from api.vllm_vectors import Vector

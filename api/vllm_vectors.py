@@ -10,7 +10,8 @@ from vllm.outputs import PoolingRequestOutput
 from api import vllm_outputs
 from api.context import RequestContext
 from api.iterated import Iterated
-from api.pipeline import Job, Pipeline
+from api.job import Job
+from api.pipeline import Pipeline
 from app.errors.base import TrivetError
 from app.messages.deltas import Delta
 

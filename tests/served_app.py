@@ -20,7 +20,7 @@ from api.admission import Ticket
 from api.context import RequestContext
 from api.direct_route import DirectRoute
 from api.event_stream import Frames, Stream
-from api.generation import json_object
+from api.request_body import json_object
 from app import settings
 from app.errors.serving import NoWorker
 from app.settings_sections import ApiSettings

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from api import context, media_parts, openapi_bodies
 from api.generation import Generation, answer
-from api.pipeline import Job
+from api.job import Job
 from api.services import Services
 
 router = APIRouter(tags=["Trivet"])

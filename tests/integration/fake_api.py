@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from api.pipeline import Job, Pipeline
+from api.job import Job
+from api.pipeline import Pipeline
 from app import keys
 from app.errors.base import RemoteFailure
 from app.fleet import FleetView
@@ -37,11 +38,11 @@ class Api:
         self.redis = redis
         self.reader = TokenReader(redis, API, 200)
         self.fleet = FleetView(Registry(redis, 2.0), "m", lambda gone: self.pipeline.worker_lost(gone))
-        router, reservations = RedisRouter(redis, RoutingSettings(), 60.0), Reservations(redis, 2.0)
+        self.router, reservations = RedisRouter(redis, RoutingSettings(), 60.0), Reservations(redis, 2.0)
         sender = TaskSender(broker or redis)
         self.items = ItemIndex(redis, FINGERPRINT, ItemSettings())
         self.pipeline = Pipeline(
-            API, "m", self.fleet, router, reservations, sender, self.reader, self.items, redis, migration_limit
+            API, "m", self.fleet, self.router, reservations, sender, self.reader, self.items, redis, migration_limit
         )
 
     async def clean(self, *workers: Assignment) -> None:
@@ -89,6 +90,10 @@ def job(request_id: str = "r", tokens: int = 5, seconds: float = 30.0, **changes
         "deadline": time.time() + seconds,
     }
     return Job(**fields | changes)
+
+
+def hold(one: FakeWorker, *adapters: str) -> None:
+    one.record = one.record.model_copy(update={"adapters": list(adapters)})
 
 
 async def answer(api: Api, asked: Job) -> list[int]:

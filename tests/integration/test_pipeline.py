@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 
 from app import cancellation, keys
-from app.errors.serving import BrokerUnavailable, EngineFailed
+from app.errors.serving import EngineFailed
 from app.messages.deltas import Delta, TokenLogprob
 from app.messages.plans import Assignment, Plan
 from app.messages.prompts import Prompt, RenderedPrompt
-from app.messages.tasks import DecodeTask, EncodeTask, PrefillTask
-from app.redis import connect
-from app.roles import Role
+from app.messages.tasks import DecodeTask, PrefillTask
 from tests.integration.fake_api import API, agg, answer, failure, job, serving, split
 from tests.integration.fake_worker import FakeWorker, hand_on, silence
-from tests.messages import AGG, DECODE, ENCODE, FINGERPRINT, PREFILL, media_ref
+from tests.messages import AGG, DECODE, PREFILL, media_ref
 from tests.polling import until
 
 
@@ -74,32 +72,6 @@ async def test_who_asks_for_timings_hears_of_the_plan(redis: Any) -> None:
         await answer(api, job("plain"))
         assert [(plan.prefill, plan.decode) for plan in plans] == [(PREFILL, None), (PREFILL, DECODE)]
         assert [task.timings for task in decode.taken if isinstance(task, DecodeTask)] == [True, False]
-
-
-async def test_encode_tasks_go_out_with_the_prefill_task(redis: Any) -> None:
-    encode = FakeWorker(redis, ENCODE, (Role.ENCODE,), silence)
-    prefill, decode = split(redis)
-    media = [media_ref("a" * 32), media_ref("b" * 32), media_ref("a" * 32)]
-    async with serving(redis, encode, prefill, decode) as api:
-        asked = job(prompt=Prompt(token_ids=[1], media=media))
-        assert await answer(api, asked) == list(range(5)), "nobody waits for the encode worker but who prefills"
-        await until(lambda: len(encode.taken) == 2, "the encode tasks")
-        assert all(isinstance(task, EncodeTask) and task.assigned == ENCODE for task in encode.taken)
-        assert {task.item.identity for task in encode.taken} == {"a" * 32, "b" * 32}  # type: ignore[union-attr]
-        assert prefill.taken[0].plan.encode == dict.fromkeys(("a" * 32, "b" * 32), ENCODE)  # type: ignore[union-attr]
-        await api.clean(ENCODE, PREFILL, DECODE)
-
-
-async def test_an_item_whose_request_was_never_sent_is_anybodys(redis: Any) -> None:
-    """The broker fails between the plan and the tasks."""
-    encode = FakeWorker(redis, ENCODE, (Role.ENCODE,), silence)
-    broker = connect("redis://127.0.0.1:1/0", 0.2, name="test")
-    async with serving(redis, encode, *split(redis), broker=broker) as api:
-        with pytest.raises(BrokerUnavailable):
-            await answer(api, job(prompt=Prompt(token_ids=[1], media=[media_ref()])))
-        await api.clean(ENCODE, PREFILL, DECODE)
-        assert not await redis.exists(keys.encoding(FINGERPRINT, "a" * 32))
-    await broker.aclose()
 
 
 async def test_64_requests_at_once(redis: Any) -> None:
@@ -184,20 +156,3 @@ async def test_a_caller_that_is_cancelled_while_it_waits(redis: Any) -> None:
             await waiting
         await api.clean(AGG)
         await until(lambda: one.cancelled == ["r"], "the worker's being told")
-
-
-async def test_a_caller_that_leaves_at_any_moment_keeps_no_place(redis: Any) -> None:
-    async with serving(redis, agg(redis, silence)) as api:
-        for turns in range(40):
-            leaving = asyncio.create_task(answer(api, job(f"r{turns}")))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            leaving.cancel()
-            await asyncio.wait([leaving], timeout=5)
-            assert leaving.cancelled()
-
-        async def nothing_held() -> bool:
-            return not await redis.exists(keys.load(AGG.worker, AGG.incarnation))
-
-        await until(nothing_held, "the last place's being given back")
-        await api.clean(AGG)

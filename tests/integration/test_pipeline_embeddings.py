@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from api.pipeline import Job
+from api.job import Job
 from app import cancellation, keys
 from app.errors.requests import WrongEndpoint
 from app.messages.deltas import Delta

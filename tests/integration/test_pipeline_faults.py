@@ -149,8 +149,7 @@ async def test_a_worker_that_is_lost_while_it_is_chosen(redis: Any, monkeypatch:
     """Its loss was told before the request's stream was there to hear of it."""
     one = agg(redis, silence)
     async with serving(redis, one) as api:
-        router = api.pipeline._router
-        choose = router.plan
+        choose = api.router.plan
 
         async def slow(*asked: Any) -> Any:
             plan = await choose(*asked)
@@ -158,7 +157,7 @@ async def test_a_worker_that_is_lost_while_it_is_chosen(redis: Any, monkeypatch:
             await until(lambda: api.fleet.is_lost(AGG), "the loss")
             return plan
 
-        monkeypatch.setattr(router, "plan", slow)
+        monkeypatch.setattr(api.router, "plan", slow)
         assert (await failure(api, job())).code == "worker_lost"
         await api.clean(AGG)
 
@@ -189,12 +188,12 @@ async def test_what_a_hung_redis_took_in_does_not_run_for_nobody(monkeypatch: py
         one = agg(theirs)
         async with serving(redis, one) as api:
             assert await answer(api, job("before")) == list(range(5))
-            decision = await api.pipeline._router.plan(api.fleet.now, Ask("r", time.time() + 30, API))
+            decision = await api.router.plan(api.fleet.now, Ask("r", time.time() + 30, API))
 
             async def planned(*_: Any) -> Any:
                 return decision
 
-            monkeypatch.setattr(api.pipeline._router, "plan", planned)
+            monkeypatch.setattr(api.router, "plan", planned)
             assert server.process is not None
             os.kill(server.process.pid, signal.SIGSTOP)
             try:

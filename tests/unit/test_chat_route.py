@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from api import errors, generation, inline_media, metrics
+from api import errors, failures, inline_media, metrics
 from api.event_stream import Frames
 from api.middleware import RequestId
 from api.routes import chat
@@ -105,7 +105,7 @@ async def test_a_wrong_field_counts_as_the_clients_fault(client: httpx.AsyncClie
 
 @pytest.mark.usefixtures("vllm")
 async def test_a_fault_of_the_server_is_in_its_log(client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR, generation.log.name):
+    with caplog.at_level(logging.ERROR, failures.log.name):
         answer = await client.post("/v1/chat/completions", json={"n": 1}, headers={"X-Request-Id": "mine"})
     assert answer.status_code == 500
     (record,) = caplog.records

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,6 @@ from api.admission import Ticket
 from api.context import RequestContext
 from api.ending import to_the_end
 from api.event_stream import Stream
-from app.errors.serving import DeadlineExceeded
 
 
 async def test_it_ends_although_its_caller_is_cancelled_again_and_again() -> None:
@@ -32,34 +30,6 @@ async def test_it_ends_although_its_caller_is_cancelled_again_and_again() -> Non
         await caller
     go.set()
     await asyncio.wait_for(done.wait(), 5)
-
-
-class Refused(Exception):
-    """What vLLM's serving code makes of a cancellation."""
-
-
-@pytest.mark.parametrize("made_of_it", [None, "an answer", Refused()], ids=["nothing", "answer", "error"])
-async def test_a_deadline_is_one_whatever_vllm_makes_of_it(made_of_it: Any) -> None:
-    async def work() -> Any:
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            if made_of_it is None:
-                raise
-            if isinstance(made_of_it, Exception):
-                raise made_of_it from None
-            return made_of_it
-
-    with pytest.raises(DeadlineExceeded):
-        await asyncio.wait_for(generation._within(time.time() + 0.05, work()), 5)
-
-
-async def test_what_fails_in_time_fails_as_it_does() -> None:
-    async def work() -> None:
-        raise TimeoutError("somebody else's")
-
-    with pytest.raises(TimeoutError, match="somebody"):
-        await generation._within(time.time() + 60, work())
 
 
 @pytest.mark.parametrize("starlettes", [True, False])
