@@ -26,7 +26,7 @@ from app.routing import RedisRouter, Reservations, Router
 from app.sender import TaskSender
 from app.settings import Settings
 from app.streaming import TokenWriter
-from workers import metrics, model_kind
+from workers import kv_budget, metrics, model_kind
 from workers.adapters import Adapters
 from workers.engine import Engine
 from workers.items.ready import Prompts, TextPrompts
@@ -41,10 +41,6 @@ if TYPE_CHECKING:
     from workers.items.service import ItemService
 
 log = logging.getLogger(__name__)
-
-
-#: KV tokens where requests may be preempted.
-UNBOUNDED = 1 << 62
 
 #: How long a worker that ends tries to be heard: out of the registry, and the last tokens out.
 LAST_WORDS_S = 4.0
@@ -171,7 +167,7 @@ class Host:
         if self.kv_events is not None:
             self.engine.reporting = self.kv_events.reporting
             work += self.kv_events.start(self.engine.kv_event_sources, self.engine.event_block_size)
-        self.budget = KVBudget(self._kv_tokens_to_share(), self.engine.block_size)
+        self.budget = kv_budget.of(self.settings, self.engine)
         return work
 
     async def _refuse_other_pooling(self) -> None:
@@ -202,22 +198,6 @@ class Host:
     @property
     def _sockets(self) -> Path | None:
         return self.kv_events.sockets if self.kv_events is not None else None
-
-    def _kv_tokens_to_share(self) -> int:
-        """KV tokens that requests wait for. Where the prompt is prefilled, its embeddings are held, and a request that
-        the engine preempts can be prefilled again; elsewhere only one of text alone can."""
-        if not self.settings.enable_multimodal or Role.DECODE not in self.settings.roles:
-            return UNBOUNDED
-        if Role.PREFILL in self.settings.roles:
-            return UNBOUNDED
-        fits = self.engine.kv_tokens // self.engine.max_model_len
-        log.info(
-            "%d KV tokens hold %d requests of full length (%d tokens): what does not fit waits and is never preempted",
-            self.engine.kv_tokens,
-            fits,
-            self.engine.max_model_len,
-        )
-        return self.engine.kv_tokens
 
     def record(self) -> WorkerRecord:
         return WorkerRecord(
