@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
@@ -29,7 +28,7 @@ from app.streaming import TokenWriter
 from workers import kv_budget, metrics, model_kind
 from workers.adapters import Adapters
 from workers.engine import Engine
-from workers.items.ready import Prompts, TextPrompts
+from workers.items.ready import Prompts
 from workers.jobs import Jobs
 from workers.kv_budget import KVBudget
 from workers.kv_events import service as kv_events
@@ -149,55 +148,23 @@ class Host:
         return nullcontext() if self.adapters is None else self.adapters.using(task.adapter)
 
     async def _load(self) -> list[Coroutine[Any, Any, None]]:
-        """The engine and what its items need; answers what has to run from now on."""
+        """The engine and what it needs; answers what has to run from now on."""
         from workers.items import service
         from workers.items.memory import EmbeddingMemory
+        from workers.loading import Loader
 
         self.does = model_kind.of(self.settings)
         model_kind.check(self.settings, self.does)
+        # Known here before anything lies in their folders, so that these go whatever happens.
         if self.does is Does.GENERATE and kv_events.wanted(self.settings):
             self.kv_events = KVEvents(self.settings, self.id, self.cache)
-        if not service.wanted(self.settings):
-            self.engine = Engine(self.settings, None, self._sockets)
-            self.prompts = TextPrompts(self.engine.renderer)
-            work = await self._watch_fleet()
-            await self._refuse_other_pooling()
-        else:
-            work = await self._load_with_items(EmbeddingMemory(self.settings, self.id))
-        if self.kv_events is not None:
-            self.engine.reporting = self.kv_events.reporting
-            work += self.kv_events.start(self.engine.kv_event_sources, self.engine.event_block_size)
+        if service.wanted(self.settings):
+            self._memory = EmbeddingMemory(self.settings, self.id)
+        loader = Loader(self.settings, self.me, self.registry, self.cache, self.sender)
+        loaded = await loader.load(self.does, self._memory, self.kv_events)
+        self.engine, self.prompts, self.fleet, self.items = loaded.engine, loaded.prompts, loaded.fleet, loaded.items
         self.budget = kv_budget.of(self.settings, self.engine)
-        return work
-
-    async def _refuse_other_pooling(self) -> None:
-        if self.does is Does.EMBED and not await self.engine.embeds():
-            raise MisconfiguredWorker("the model classifies or ranks; of pooling models those are served that embed")
-
-    async def _load_with_items(self, memory: EmbeddingMemory) -> list[Coroutine[Any, Any, None]]:
-        from workers.items import service
-
-        self._memory = memory
-        try:
-            self.engine = Engine(self.settings, memory.embeddings, self._sockets)
-            self.items = service.ItemService(self.settings, self.me, self.engine, memory, self.cache, self.sender)
-            work = await self.items.start()
-        except BaseException:
-            memory.close()
-            raise
-        self.prompts, self.fleet = self.items.prompts, self.items.fleet
-        return work
-
-    async def _watch_fleet(self) -> list[Coroutine[Any, Any, None]]:
-        """A worker without items sees its fleet by itself: it may have to choose who decodes."""
-        settings = self.settings
-        self.fleet = FleetView(self.registry, settings.served_name, lambda _gone: None, settings.worker.heartbeat_s)
-        await self.fleet.refresh()
-        return [self.fleet.run()]
-
-    @property
-    def _sockets(self) -> Path | None:
-        return self.kv_events.sockets if self.kv_events is not None else None
+        return loaded.work
 
     def record(self) -> WorkerRecord:
         return WorkerRecord(
