@@ -34,6 +34,7 @@ from workers.kv_budget import KVBudget
 from workers.kv_events import service as kv_events
 from workers.kv_events.service import KVEvents
 from workers.preflight import MisconfiguredWorker, check, check_blocks
+from workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from workers.items.memory import EmbeddingMemory
@@ -78,11 +79,10 @@ class Host:
         self.tokens = TokenWriter(
             self.cache, worker_id, self.incarnation, settings.stream.replay_batches, self.jobs.cancel_of
         )
-        self.failed = asyncio.Event()
+        self.supervisor = Supervisor(worker_id)
         self.draining = False
         self._announcing = asyncio.Lock()
         self._started = time.time()
-        self._background: list[asyncio.Task[None]] = []
         self._metrics_url = ""
 
     async def connect(self) -> None:
@@ -115,9 +115,9 @@ class Host:
         work += [
             self._heartbeat(),
             cancellation.listen(self.cache, self.jobs.cancel, self.jobs.ids),
-            self._watch_engine(),
+            self.supervisor.watch(self.engine),
         ]
-        self._background = [self._spawn(one) for one in work]
+        self.supervisor.start(work)
         log.info(
             "worker %s is ready: roles %s, model %s, %d KV tokens, Redis %s",
             self.id,
@@ -205,8 +205,7 @@ class Host:
 
         Whatever fails or does not answer on the way, no shared memory is left.
         """
-        for task in self._background:
-            task.cancel()
+        self.supervisor.stop()
         try:
             await self.leave()
             if self.kv_events is not None:
@@ -264,23 +263,6 @@ class Host:
                 await self.reservations.reap()
             except (RedisError, OSError) as error:
                 log.warning("heartbeat not delivered: %s", error)
-
-    async def _watch_engine(self) -> None:
-        while not self.engine.dead:  # noqa: ASYNC110  (vLLM sets a flag and tells nobody)
-            await asyncio.sleep(0.2)
-        log.critical("the engine of worker %s died; the worker ends so that it can be started anew", self.id)
-        self.failed.set()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        task.add_done_callback(self._must_not_end)
-        return task
-
-    def _must_not_end(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or self.failed.is_set():
-            return
-        log.critical("a background task of worker %s ended: %r", self.id, task.exception())
-        self.failed.set()
 
 
 _host: Host | None = None
