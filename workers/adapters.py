@@ -1,4 +1,4 @@
-"""The adapters of this worker: what the cluster wants is held, what nobody wants is let go.
+"""Brings the adapters of this worker to what the cluster wants: that is held, and what nobody wants is let go.
 
 Nothing here waits for a message: each look at Redis says all that there is to do, and a message only makes it come
 sooner. See app.adapter_registry for how the workers of a model come to hold the same.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from contextlib import AbstractContextManager, aclosing
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
@@ -20,13 +19,14 @@ from app import adapters, keys
 from app.adapter_registry import AdapterRegistry, Load, Published, Report, Wanted, changed
 from app.adapters import Adapter
 from app.adapters.fetch import THREADS
-from app.errors.adapters import AdapterLoadFailed, AdapterMissing, AdapterRefused
+from app.errors.adapters import AdapterRefused
 from app.errors.base import TrivetError
 from app.errors.serving import BrokerUnavailable, WorkerLost
 from app.messages.plans import Assignment
 from app.redis import subscription
 from app.settings import Settings
 from workers import metrics
+from workers.held_adapters import HeldAdapters
 from workers.loras import Limits, Loras
 
 log = logging.getLogger(__name__)
@@ -64,14 +64,9 @@ class Adapters:
         self._heartbeat_s = settings.worker.heartbeat_s
         self._announce: Callable[[], Awaitable[None]] | None = None
         self._fetch = fetch
-        self._release = release
-        self._held: dict[str, Adapter] = {}
-        self._using: Counter[str] = Counter()
+        self._held = HeldAdapters(engine, registry.look, release, self._tell)
         self._failed: dict[str, Failed] = {}
-        #: Of loads that have not ended: load -> adapter, which has to stay until it is known how they ended.
-        self._kept: dict[str, str] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._changing = asyncio.Lock()
         #: Each has the whole time limit for itself.
         self._fetching = asyncio.Semaphore(THREADS)
         self._wake = asyncio.Event()
@@ -80,33 +75,25 @@ class Adapters:
     @property
     def held(self) -> list[str]:
         """Ids."""
-        return sorted(self._held)
+        return self._held.ids
 
     @property
     def failed(self) -> dict[str, str]:
         """Id of a published adapter that is not here -> why."""
         return {adapter: one.reason for adapter, one in self._failed.items()}
 
-    @contextmanager
-    def using(self, adapter: str) -> Iterator[None]:
+    def using(self, adapter: str) -> AbstractContextManager[None]:
         """Until the block ends the adapter stays. Raises AdapterMissing if it is not here; "" is the model itself."""
-        if adapter and adapter not in self._held:
-            metrics.ADAPTERS.labels("missing").inc()
-            raise AdapterMissing("the worker does not hold the adapter of the request")
-        self._using[adapter] += 1
-        try:
-            yield
-        finally:
-            self._using[adapter] -= 1
-            if not self._using[adapter]:
-                del self._using[adapter]
+        return self._held.using(adapter)
 
     async def join(self, register: Callable[[Collection[str]], Awaitable[list[str]]]) -> None:
         """Hold all that is published, then register, with the ids of those that cannot be had; `register` answers what
         is missing, since it was published meanwhile. Raises BrokerUnavailable."""
         while True:
-            wanted = await self._registry.look(self._held)
-            missing = [one for one in wanted.published.values() if one.id not in {*self._held, *self._failed}]
+            wanted = await self._registry.look(self.held)
+            missing = [
+                one for one in wanted.published.values() if one.id not in self._held and one.id not in self._failed
+            ]
             # At once, so that slow sources cost as much time as one of them.
             async with asyncio.TaskGroup() as group:
                 for one in missing:
@@ -152,11 +139,10 @@ class Adapters:
                 await asyncio.sleep(0.5)
 
     async def _reconcile(self) -> None:
-        looked, kept = self.held, dict(self._kept)
+        looked, keeping = self.held, self._held.loads
         wanted = await self._registry.look(looked)
         under_way = {load.load: load for load in wanted.loads.values() if load.state == "loading"}
-        for ended in kept.keys() - under_way.keys():
-            self._kept.pop(ended, None)
+        self._held.end_loads(keeping - under_way.keys())
         for name in self._tasks.keys() - under_way.keys() - {one.id for one in wanted.published.values()}:
             self._tasks[name].cancel()
         if not self._leaving:
@@ -164,8 +150,7 @@ class Adapters:
                 if not self._has_spoken(load):
                     self._start(load.load, self._take_part(load, wanted.left[load.name]))
             self._catch_up_with(wanted)
-        async with self._changing:
-            await self._drop(wanted, looked)
+        await self._held.drop(wanted, looked)
 
     def _has_spoken(self, load: Load) -> bool:
         report = load.workers.get(self._me.worker)
@@ -270,52 +255,5 @@ class Adapters:
             log.info("an adapter that is not wanted any more could not be loaded either: %s", error)
 
     async def _add(self, adapter: Adapter, limits: Limits, load: str) -> None:
-        taken = False
-        try:
-            async with self._changing:
-                if adapter.id not in self._held:
-                    await self._make_room(limits)
-                    await self._engine.add(adapter)
-                    self._held[adapter.id] = adapter
-                    self._failed.pop(adapter.id, None)  # it was too late for whoever waited
-                    taken = True
-                    self._count("loaded")
-                    log.info("adapter %s: rank %d, %d bytes", adapter.id, adapter.rank, adapter.size)
-                if load:
-                    self._kept[load] = adapter.id
-        finally:
-            if not taken:
-                self._release(adapter)
-
-    async def _make_room(self, limits: Limits) -> None:
-        """Raises AdapterLoadFailed when as many adapters as the engine holds are wanted, or in use."""
-        if len(self._held) < limits.held:
-            return
-        looked = self.held
-        await self._drop(await self._registry.look(looked), looked)
-        if len(self._held) >= limits.held:
-            raise AdapterLoadFailed(
-                f"this worker's engine holds {len(self._held)} adapters, as many as --max-cpu-loras (by default "
-                "--max-loras) allows: unload one, or start the workers with more"
-            )
-
-    async def _drop(self, wanted: Wanted, looked: Collection[str]) -> None:
-        """Let go what nobody wants, and nobody uses, of what was held at the time of the look."""
-        keep = {one.id for one in wanted.published.values()} | set(self._kept.values())
-        let_go = False
-        for one in looked:
-            if one not in self._held or one in keep or wanted.users.get(one) or one in self._using:
-                continue  # looked at anew for each: requests come while the engine lets the one before go
-            adapter, let_go = self._held.pop(one), True
-            try:
-                await self._engine.remove(one)
-            finally:
-                self._release(adapter)
-            log.info("adapter %s was let go", one)
-            self._count("let_go")
-        if let_go:
-            await self._tell()
-
-    def _count(self, event: str) -> None:
-        metrics.ADAPTERS.labels(event).inc()
-        metrics.ADAPTERS_HELD.set(len(self._held))
+        if await self._held.add(adapter, limits, load):
+            self._failed.pop(adapter.id, None)  # it was too late for whoever waited

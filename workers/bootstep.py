@@ -134,7 +134,7 @@ class EngineStep(bootsteps.StartStopStep):
 
 async def _end_with_engine(host: hosting.Host, worker: Any) -> None:
     """A worker without an engine must not linger: tell Celery to stop, and insist."""
-    await host.failed.wait()
+    await host.supervisor.failed.wait()
     await host.leave()
     worker.exitcode = FAILED  # which Celery leaves at 0 when it is told to terminate
     state.should_terminate = FAILED

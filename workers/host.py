@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
@@ -27,25 +26,22 @@ from app.routing import RedisRouter, Reservations, Router
 from app.sender import TaskSender
 from app.settings import Settings
 from app.streaming import TokenWriter
-from workers import metrics, model_kind
+from workers import kv_budget, metrics, model_kind
 from workers.adapters import Adapters
 from workers.engine import Engine
-from workers.items.ready import Prompts, TextPrompts
+from workers.items.ready import Prompts
 from workers.jobs import Jobs
 from workers.kv_budget import KVBudget
 from workers.kv_events import service as kv_events
 from workers.kv_events.service import KVEvents
 from workers.preflight import MisconfiguredWorker, check, check_blocks
+from workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from workers.items.memory import EmbeddingMemory
     from workers.items.service import ItemService
 
 log = logging.getLogger(__name__)
-
-
-#: KV tokens where requests may be preempted.
-UNBOUNDED = 1 << 62
 
 #: How long a worker that ends tries to be heard: out of the registry, and the last tokens out.
 LAST_WORDS_S = 4.0
@@ -84,11 +80,10 @@ class Host:
         self.tokens = TokenWriter(
             self.cache, worker_id, self.incarnation, settings.stream.replay_batches, self.jobs.cancel_of
         )
-        self.failed = asyncio.Event()
+        self.supervisor = Supervisor(worker_id)
         self.draining = False
         self._announcing = asyncio.Lock()
         self._started = time.time()
-        self._background: list[asyncio.Task[None]] = []
         self._metrics_url = ""
 
     async def connect(self) -> None:
@@ -121,9 +116,9 @@ class Host:
         work += [
             self._heartbeat(),
             cancellation.listen(self.cache, self.jobs.cancel, self.jobs.ids),
-            self._watch_engine(),
+            self.supervisor.watch(self.engine),
         ]
-        self._background = [self._spawn(one) for one in work]
+        self.supervisor.start(work)
         log.info(
             "worker %s is ready: roles %s, model %s, %d KV tokens, Redis %s",
             self.id,
@@ -154,71 +149,23 @@ class Host:
         return nullcontext() if self.adapters is None else self.adapters.using(task.adapter)
 
     async def _load(self) -> list[Coroutine[Any, Any, None]]:
-        """The engine and what its items need; answers what has to run from now on."""
+        """The engine and what it needs; answers what has to run from now on."""
         from workers.items import service
         from workers.items.memory import EmbeddingMemory
+        from workers.loading import Loader
 
         self.does = model_kind.of(self.settings)
         model_kind.check(self.settings, self.does)
+        # Known here before anything lies in their folders, so that these go whatever happens.
         if self.does is Does.GENERATE and kv_events.wanted(self.settings):
             self.kv_events = KVEvents(self.settings, self.id, self.cache)
-        if not service.wanted(self.settings):
-            self.engine = Engine(self.settings, None, self._sockets)
-            self.prompts = TextPrompts(self.engine.renderer)
-            work = await self._watch_fleet()
-            await self._refuse_other_pooling()
-        else:
-            work = await self._load_with_items(EmbeddingMemory(self.settings, self.id))
-        if self.kv_events is not None:
-            self.engine.reporting = self.kv_events.reporting
-            work += self.kv_events.start(self.engine.kv_event_sources, self.engine.event_block_size)
-        self.budget = KVBudget(self._kv_tokens_to_share(), self.engine.block_size)
-        return work
-
-    async def _refuse_other_pooling(self) -> None:
-        if self.does is Does.EMBED and not await self.engine.embeds():
-            raise MisconfiguredWorker("the model classifies or ranks; of pooling models those are served that embed")
-
-    async def _load_with_items(self, memory: EmbeddingMemory) -> list[Coroutine[Any, Any, None]]:
-        from workers.items import service
-
-        self._memory = memory
-        try:
-            self.engine = Engine(self.settings, memory.embeddings, self._sockets)
-            self.items = service.ItemService(self.settings, self.me, self.engine, memory, self.cache, self.sender)
-            work = await self.items.start()
-        except BaseException:
-            memory.close()
-            raise
-        self.prompts, self.fleet = self.items.prompts, self.items.fleet
-        return work
-
-    async def _watch_fleet(self) -> list[Coroutine[Any, Any, None]]:
-        """A worker without items sees its fleet by itself: it may have to choose who decodes."""
-        settings = self.settings
-        self.fleet = FleetView(self.registry, settings.served_name, lambda _gone: None, settings.worker.heartbeat_s)
-        await self.fleet.refresh()
-        return [self.fleet.run()]
-
-    @property
-    def _sockets(self) -> Path | None:
-        return self.kv_events.sockets if self.kv_events is not None else None
-
-    def _kv_tokens_to_share(self) -> int:
-        """KV tokens that requests wait for. Where the prompt is prefilled, its embeddings are held, and a request that
-        the engine preempts can be prefilled again; elsewhere only one of text alone can."""
-        if not self.settings.enable_multimodal or Role.DECODE not in self.settings.roles:
-            return UNBOUNDED
-        if Role.PREFILL in self.settings.roles:
-            return UNBOUNDED
-        fits = self.engine.kv_tokens // self.engine.max_model_len
-        log.info(
-            "%d KV tokens hold %d requests of full length (%d tokens): what does not fit waits and is never preempted",
-            self.engine.kv_tokens,
-            fits,
-            self.engine.max_model_len,
-        )
-        return self.engine.kv_tokens
+        if service.wanted(self.settings):
+            self._memory = EmbeddingMemory(self.settings, self.id)
+        loader = Loader(self.settings, self.me, self.registry, self.cache, self.sender)
+        loaded = await loader.load(self.does, self._memory, self.kv_events)
+        self.engine, self.prompts, self.fleet, self.items = loaded.engine, loaded.prompts, loaded.fleet, loaded.items
+        self.budget = kv_budget.of(self.settings, self.engine)
+        return loaded.work
 
     def record(self) -> WorkerRecord:
         return WorkerRecord(
@@ -259,8 +206,7 @@ class Host:
 
         Whatever fails or does not answer on the way, no shared memory is left.
         """
-        for task in self._background:
-            task.cancel()
+        self.supervisor.stop()
         try:
             await self.leave()
             if self.kv_events is not None:
@@ -318,23 +264,6 @@ class Host:
                 await self.reservations.reap()
             except (RedisError, OSError) as error:
                 log.warning("heartbeat not delivered: %s", error)
-
-    async def _watch_engine(self) -> None:
-        while not self.engine.dead:  # noqa: ASYNC110  (vLLM sets a flag and tells nobody)
-            await asyncio.sleep(0.2)
-        log.critical("the engine of worker %s died; the worker ends so that it can be started anew", self.id)
-        self.failed.set()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        task.add_done_callback(self._must_not_end)
-        return task
-
-    def _must_not_end(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or self.failed.is_set():
-            return
-        log.critical("a background task of worker %s ended: %r", self.id, task.exception())
-        self.failed.set()
 
 
 _host: Host | None = None

@@ -7,9 +7,22 @@ request is given to the engine only when the blocks for its whole prompt and ans
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from app.roles import Role
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from workers.engine import Engine
+
+log = logging.getLogger(__name__)
+
+#: KV tokens where requests may be preempted.
+UNBOUNDED = 1 << 62
 
 
 class KVBudget:
@@ -58,3 +71,17 @@ class KVBudget:
             if not turn.cancelled():
                 self.free -= blocks
                 turn.set_result(None)
+
+
+def of(settings: Settings, engine: Engine) -> KVBudget:
+    """What requests wait for in a worker. Where the prompt is prefilled, its embeddings are held, and a request that
+    the engine preempts can be prefilled again; elsewhere only one of text alone can."""
+    if not settings.enable_multimodal or Role.DECODE not in settings.roles or Role.PREFILL in settings.roles:
+        return KVBudget(UNBOUNDED, engine.block_size)
+    log.info(
+        "%d KV tokens hold %d requests of full length (%d tokens): what does not fit waits and is never preempted",
+        engine.kv_tokens,
+        engine.kv_tokens // engine.max_model_len,
+        engine.max_model_len,
+    )
+    return KVBudget(engine.kv_tokens, engine.block_size)

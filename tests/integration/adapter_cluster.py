@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
 from app import adapters, keys
-from app.adapter_registry import AdapterRegistry
+from app.adapter_registry import AdapterRegistry, Load
 from app.adapters import Adapter, AdapterRefused
 from app.messages.plans import Assignment
 from app.registry import Registry, WorkerRecord
@@ -21,6 +22,7 @@ from workers.adapters import Adapters
 from workers.loras import Limits
 
 MODEL = "m"
+SQL = "file:///sql"
 LIMITS = Limits(max_rank=8, running=2, held=4)
 #: Longer than a busy machine may take for anything; `lose` does not wait for its end.
 LEASE_S = 30.0
@@ -190,3 +192,13 @@ async def cluster(
         for one in members:
             await stack.enter_async_context(one.running())
         yield members
+
+
+async def load(registry: AdapterRegistry, name: str = "sql", uri: str = SQL, limit_s: float = 20.0) -> Load:
+    """How it ended."""
+    return await registry.ended(await registry.begin(name, uri, limit_s), limit_s)
+
+
+async def resolve(registry: AdapterRegistry, name: str = "sql", request: str = "r") -> str:
+    """The adapter that the request uses from now on."""
+    return await registry.resolve(name, request, time.time() + 60)

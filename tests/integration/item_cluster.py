@@ -35,7 +35,7 @@ from workers import host as hosting
 from workers import tasks
 from workers.draining import turn_away
 from workers.items.encoder import AT_ONCE
-from workers.kv_budget import KVBudget
+from workers.kv_budget import UNBOUNDED, KVBudget
 
 E, PD, ENCODES = (Role.ENCODE,), (Role.PREFILL, Role.DECODE), tuple(Role)
 
@@ -58,7 +58,7 @@ class Worker:
         self.folder = memory.folder.path
         self.registry = CollectorRegistry()
         engine: Any = self.engine
-        self.host.engine, self.host.budget = engine, KVBudget(hosting.UNBOUNDED, 16)
+        self.host.engine, self.host.budget = engine, KVBudget(UNBOUNDED, 16)
         self.items = ItemService(settings, self.me, engine, memory, self.host.cache, self.host.sender, self.registry)
         self.host.items = self.items
         self.local, self.store, self.counts = self.items.local, self.items.local.store, self.items.finder.counts

@@ -198,7 +198,7 @@ async def test_a_bad_source_leaves_nothing(
         assert f"{DECODE.worker}, {PREFILL.worker}: " in error["message"] and BAD[bad] in error["message"]
         assert str(tmp_path) not in error["message"]
         await until(lambda: not cached(tmp_path / "cache"), "nothing is in the cache")
-        assert not HOLDS.held() and not any(one.adapters._kept or one.engine.most for one in members)
+        assert not HOLDS.held() and not any(one.adapters._held.loads or one.engine.most for one in members)
         assert not any(one.adapters.held or one.adapters.failed for one in members)
         assert (await http.get("/v1/loras")).json()["count"] == 0
         # But why, for those who ask, and not for long.

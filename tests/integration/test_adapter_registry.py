@@ -1,25 +1,22 @@
 """Adapters of a cluster: loaded by all workers or by none, whatever fails on the way."""
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
 
 from app import keys
-from app.adapter_registry import AdapterRegistry, Load, Report, lora_number
+from app.adapter_registry import AdapterRegistry, Report, lora_number
 from app.errors.adapters import AdapterConflict, AdapterLoading, AdapterMissing
 from app.errors.requests import ModelNotFound
 from app.errors.serving import NoWorker, WorkerLost
 from app.messages.plans import Assignment
 from app.roles import Role
-from tests.integration.adapter_cluster import MODEL, Member, Sources, cluster
+from tests.integration.adapter_cluster import MODEL, SQL, Member, Sources, cluster, load, resolve
 from tests.messages import AGG, DECODE, ENCODE, PREFILL
 from tests.polling import until
 from workers import adapters as loading
-from workers.loras import Limits
 
-SQL = "file:///sql"
 AGAIN = Assignment(worker=DECODE.worker, incarnation="d-again")
 
 
@@ -33,14 +30,6 @@ def sources() -> Sources:
 @pytest.fixture
 def registry(redis: Any) -> AdapterRegistry:
     return AdapterRegistry(redis, MODEL)
-
-
-async def load(registry: AdapterRegistry, name: str = "sql", uri: str = SQL, limit_s: float = 20.0) -> Load:
-    return await registry.ended(await registry.begin(name, uri, limit_s), limit_s)
-
-
-async def resolve(registry: AdapterRegistry, name: str = "sql", request: str = "r") -> str:
-    return await registry.resolve(name, request, time.time() + 60)
 
 
 async def test_a_name_is_known_once_all_workers_have_it(
@@ -119,10 +108,12 @@ async def test_a_failed_version_leaves_the_one_before(redis: Any, registry: Adap
 async def test_content_that_changes_meanwhile_is_no_adapter(
     redis: Any, registry: AdapterRegistry, sources: Sources
 ) -> None:
-    async with cluster(redis, sources, PREFILL, DECODE) as (prefill, decode):
-        elsewhere = Sources()
-        elsewhere.versions = {SQL: "v2"}
-        decode.adapters._fetch, decode.adapters._release = elsewhere.fetch, elsewhere.release
+    elsewhere = Sources()
+    elsewhere.versions = {SQL: "v2"}
+    async with (
+        Member(redis, sources, PREFILL).running() as prefill,
+        Member(redis, elsewhere, DECODE).running() as decode,
+    ):
         ended = await load(registry)
         assert ended.state == "failed" and "content changed" in ended.reason
         await until(lambda: not prefill.engine.loaded and not decode.engine.loaded, "both go")
@@ -322,56 +313,6 @@ async def test_who_cannot_have_one_joins_without_it(redis: Any, registry: Adapte
                 pytest.fail("it runs")
 
 
-async def test_other_content_is_for_new_requests(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
-    async with cluster(redis, sources, PREFILL, DECODE) as members:
-        await load(registry)
-        assert await resolve(registry, request="old") == "sql@v1"
-        sources.versions[SQL] = "v2"
-        await load(registry)
-        assert await resolve(registry, request="new") == "sql@v2"
-        for _ in range(3):
-            await members[0].adapters._reconcile()
-        assert [one.engine.loaded for one in members] == [["sql@v1", "sql@v2"]] * 2
-        with members[1].adapters.using("sql@v1"):
-            await registry.release("sql@v1", "old")
-            await until(lambda: members[0].engine.loaded == ["sql@v2"], "its last request has ended")
-            await members[1].adapters._reconcile()
-            assert members[1].engine.loaded == ["sql@v1", "sql@v2"]  # where it still runs
-        await until(lambda: members[1].engine.loaded == ["sql@v2"], "here, too")
-
-
-async def test_what_is_used_while_another_one_goes_stays(
-    redis: Any, registry: AdapterRegistry, sources: Sources
-) -> None:
-    sources.versions["file:///b"] = "b1"
-    async with cluster(redis, sources, AGG) as (one,):
-        await load(registry)
-        await load(registry, "b", "file:///b")
-        leaving = one.engine.exit = asyncio.Event()
-        # In one step of Redis, so that the worker sees them go together.
-        await redis.delete(keys.lora(MODEL), keys.lora_loads(MODEL))
-        await until(lambda: one.adapters.held == ["sql@v1"], "the first one goes")
-        with one.adapters.using("sql@v1"):
-            leaving.set()
-            await until(lambda: one.engine.loaded == ["sql@v1"], "it has gone")
-            await one.adapters._reconcile()
-            assert one.adapters.held == one.engine.loaded == ["sql@v1"]
-        await until(lambda: not one.engine.loaded and not sources.held, "the second, too")
-
-
-async def test_a_request_past_its_deadline_uses_nothing(
-    redis: Any, registry: AdapterRegistry, sources: Sources
-) -> None:
-    async with cluster(redis, sources, AGG) as (one,):
-        await load(registry)
-        await registry.resolve("sql", "r", time.time() + 1)
-        assert await registry.unload("sql")
-        await one.adapters._reconcile()
-        assert one.engine.loaded == ["sql@v1"]
-        await until(lambda: not one.engine.loaded, "the deadline")
-        assert not await registry.unload("sql")
-
-
 async def test_a_name_is_loaded_from_one_place_at_a_time(
     redis: Any, registry: AdapterRegistry, sources: Sources
 ) -> None:
@@ -396,18 +337,6 @@ async def test_without_workers_nothing_is_loaded(redis: Any, registry: AdapterRe
         await registry.begin("sql", SQL, 20.0)
 
 
-async def test_a_full_engine_says_so(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
-    sources.versions |= {"file:///b": "b1"}
-    async with Member(redis, sources, AGG, limits=Limits(8, 1, 1)).running() as one:
-        assert (await load(registry)).state == "published"
-        ended = await load(registry, "b", "file:///b")
-        assert ended.state == "failed" and "--max-cpu-loras" in ended.workers[AGG.worker].reason
-        assert not ended.refused and one.engine.loaded == ["sql@v1"] and sources.held == {"sql@v1": 1}
-        await registry.unload("sql")
-        assert (await load(registry, "b", "file:///b")).state == "published"  # at once: it makes room for itself
-        assert one.engine.most == 1
-
-
 async def test_a_hundred_loads_leave_nothing(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
     async with cluster(redis, sources, PREFILL, DECODE) as members:
         for number in range(100):
@@ -418,7 +347,7 @@ async def test_a_hundred_loads_leave_nothing(redis: Any, registry: AdapterRegist
             assert await registry.unload("sql")
         await until(lambda: not any(one.engine.loaded for one in members), "all gone")
         assert max(one.engine.most for one in members) <= 4
-        assert not sources.held and all(not one.adapters._kept for one in members)
+        assert not sources.held and all(not one.adapters._held.loads for one in members)
         await until(lambda: not any(one.adapters._tasks for one in members), "no task")
     assert await redis.keys("*lora*") == []
 

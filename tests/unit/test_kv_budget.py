@@ -2,12 +2,18 @@
 
 import asyncio
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.kv_budget import KVBudget
+from app.roles import Role
+from app.settings import Settings
+from app.settings_sections import WorkerSettings
+from workers import kv_budget
+from workers.kv_budget import UNBOUNDED, KVBudget
 
 BLOCK = 16
 
@@ -173,3 +179,18 @@ def check(budget: KVBudget, holders: list[Holder]) -> None:
     assert held <= promised
     # Those inside came before those that wait, except that one just served has yet to run.
     assert entered == sorted(entered, reverse=True) or promised > held
+
+
+@pytest.mark.parametrize(
+    ("media", "roles", "tokens"),
+    [
+        (True, {Role.DECODE}, 160),
+        (False, {Role.DECODE}, UNBOUNDED),
+        (True, {Role.PREFILL, Role.DECODE}, UNBOUNDED),
+        (True, {Role.ENCODE}, UNBOUNDED),
+    ],
+)
+def test_requests_wait_where_none_can_be_preempted(media: bool, roles: set[Role], tokens: int) -> None:
+    chosen = Settings(model="m", enable_multimodal=media, worker=WorkerSettings(roles=frozenset(roles)))
+    engine: Any = SimpleNamespace(kv_tokens=160, block_size=BLOCK, max_model_len=80)
+    assert kv_budget.of(chosen, engine).capacity == KVBudget(tokens, BLOCK).capacity
