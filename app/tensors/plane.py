@@ -25,7 +25,7 @@ from app.tensors import local, segment
 from app.tensors.buffers import Buffers, Opening, Served
 from app.tensors.nixl_agent import NixlAgent
 from app.tensors.segment import Header
-from app.to_the_end import to_the_end
+from app.threads import unbroken
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -153,7 +153,7 @@ class TensorPlane:
                 opening = self._buffers.opening()
                 try:
                     await self._transfer(descriptor, promised, part, opening)
-                    data = await to_the_end(lambda: bytes(segment.read_payload(part, promised)))
+                    data = await unbroken(lambda: bytes(segment.read_payload(part, promised)))
                 finally:
                     opening.undo()
             self.counts.add(way, promised.nbytes)
@@ -176,7 +176,7 @@ class TensorPlane:
         own = descriptor.agent == self._agent.name
         if not own and (self._settings.transport == "nixl" or descriptor.host != self.host):
             return None
-        found = await to_the_end(job)
+        found = await unbroken(job)
         if found is None and own:
             raise TensorMissing(f"{descriptor.name}: its holder took it away")
         return found
@@ -212,7 +212,7 @@ class TensorPlane:
     async def _transfer(self, descriptor: Descriptor, promised: Header, part: Path, opening: Opening) -> Served:
         """Read a buffer by NIXL into a new file."""
         end = time.monotonic() + self._settings.timeout_s
-        await to_the_end(lambda: segment.allocate(part, promised.total))
+        await unbroken(lambda: segment.allocate(part, promised.total))
         served = await opening.open(part, promised)
         # The header once more after all: it is gone if the holder withdrew the buffer in the meantime.
         for length in (promised.total, segment.PAGE):

@@ -23,7 +23,7 @@ from app.messages.plans import Assignment
 from app.settings_media import MediaSettings
 from app.tensors.plane import TensorPlane
 from app.tensors.segment import ITEM_SIZES
-from app.to_the_end import to_the_end
+from app.threads import unbroken
 from app.together import together
 from workers import media_loading
 from workers.decoded_size import decoded_size
@@ -128,7 +128,7 @@ class ItemEncoder:
         async with self.decoded.taking(sum(sizes)):
             io_kwargs = self._engine.renderer.media_io_kwargs
             yield await together(
-                to_the_end(functools.partial(media_loading.load, ref, content, io_kwargs, self._limits))
+                unbroken(functools.partial(media_loading.load, ref, content, io_kwargs, self._limits))
                 for ref, content in zip(refs, contents, strict=True)
             )
 

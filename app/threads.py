@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def to_the_end(job: Callable[[], T]) -> T:
+async def unbroken(job: Callable[[], T]) -> T:
     """Run it in a thread. A caller that is cancelled waits for it: what it makes can then be undone, and what it uses
     is free."""
     running = asyncio.ensure_future(asyncio.to_thread(job))

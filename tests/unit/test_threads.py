@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from app.to_the_end import to_the_end
+from app.threads import unbroken
 from tests.polling import until
 
 
 async def test_its_answer_and_its_failure_arrive() -> None:
-    assert await to_the_end(lambda: 7) == 7
+    assert await unbroken(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
-        await to_the_end(lambda: 1 // 0)
+        await unbroken(lambda: 1 // 0)
 
 
 @pytest.mark.parametrize("end", [lambda: 7, lambda: 1 // 0], ids=["an answer", "a failure"])
@@ -26,7 +26,7 @@ async def test_who_is_cancelled_waits_however_often(end: Any) -> None:
         over.append(True)
         return int(end())
 
-    waiting = asyncio.create_task(to_the_end(job))
+    waiting = asyncio.create_task(unbroken(job))
     await until(began.is_set, "the thread")
     for _ in range(3):
         waiting.cancel()
