@@ -30,8 +30,8 @@ lock: install ## requirements/*.lock and those of tests/clients, made again (UPG
 	$(RESOLVE) pyproject.toml requirements/unseen.in --extra cpu --extra test \
 		--override requirements/overrides.txt --no-emit-package torch -o requirements/cpu.lock
 	$(RESOLVE) pyproject.toml --extra gpu --extra test -o requirements/gpu.lock
-	for wanted in tests/clients/*/requirements.in; do $(RESOLVE) $$wanted -o $${wanted%.in}.lock || exit 1; done
-	$(SHORTEN) requirements/cpu.lock requirements/gpu.lock tests/clients/*/requirements.lock
+	for wanted in tests/clients/*/requirements.in tests/gpu_runner/requirements.in; do $(RESOLVE) $$wanted -o $${wanted%.in}.lock || exit 1; done
+	$(SHORTEN) requirements/cpu.lock requirements/gpu.lock tests/clients/*/requirements.lock tests/gpu_runner/requirements.lock
 
 down: ## stop what `trivet up` and `make demo KEEP=1` left running
 	$(BIN)/trivet down

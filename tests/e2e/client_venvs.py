@@ -30,11 +30,16 @@ SECTIONS = ("global", "install", ":env:")
 
 
 def made(client: str) -> Path:
-    """The client's environment, made or brought up to date with its lock: a second run changes nothing and is quick.
+    """The client's environment (see `of`)."""
+    return of(SUITES / client / "requirements.lock")
+
+
+def of(lock: Path) -> Path:
+    """An environment, made or brought up to date with its lock: a second run changes nothing and is quick.
 
     By uv, which does that in seconds; where it cannot, by pip.
     """
-    folder, lock = VENVS / client, SUITES / client / "requirements.lock"
+    folder = VENVS / lock.parent.name
     folder.parent.mkdir(parents=True, exist_ok=True)
     python = folder / "bin" / "python"
     uv = find_uv_bin()
