@@ -9,7 +9,7 @@ from PIL import Image
 
 from app.errors.media import MediaRefused
 from app.media import image_parts
-from app.media.header_view import HeaderView
+from app.media.image_parts import ImageHeader
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 TOO_MANY_PARTS = "the image has too many parts"
@@ -20,7 +20,7 @@ _filters = threading.Lock()
 
 def check_image(data: bytes, max_pixels: int, param: str, *, formats: tuple[str, ...] = FORMATS) -> tuple[int, int]:
     """(width, height) from the header; nothing is decoded. Raises MediaRefused."""
-    header = HeaderView(data)
+    header = ImageHeader(data)
     try:
         width, height = _size(data, header, formats)
     except Image.DecompressionBombError:
@@ -40,7 +40,7 @@ def check_image(data: bytes, max_pixels: int, param: str, *, formats: tuple[str,
     return width, height
 
 
-def _size(data: bytes, header: HeaderView, formats: tuple[str, ...]) -> tuple[int, int]:
+def _size(data: bytes, header: ImageHeader, formats: tuple[str, ...]) -> tuple[int, int]:
     with _filters, warnings.catch_warnings():
         # Pillow warns of large images and of broken metadata: both are answered here.
         warnings.simplefilter("ignore")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from app.errors.media import MediaRefused
-from app.media import check_image, header_view, image
+from app.media import check_image, header_view, image, image_parts
 from tests.pictures import encoded
 
 LIMIT = 1000
@@ -100,7 +100,7 @@ CHUNK = b"\0\0\0\0teSt" + struct.pack(">I", zlib.crc32(b"teSt"))
 )
 def test_a_header_without_an_end_is_left(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
 
-    class Counted(header_view.HeaderView):
+    class Counted(image_parts.ImageHeader):
         times = 0
 
         def read(self, size: int | None = -1, /) -> bytes:
@@ -114,7 +114,7 @@ def test_a_header_without_an_end_is_left(data: bytes, monkeypatch: pytest.Monkey
         views.append(Counted(data))
         return views[-1]
 
-    monkeypatch.setattr(image, "HeaderView", view_of)
+    monkeypatch.setattr(image, "ImageHeader", view_of)
     assert refusal(data) == "the image has too many parts"
     (view,) = views
     assert view.times <= header_view.MOST_READS
