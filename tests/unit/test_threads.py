@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -37,3 +38,24 @@ async def test_who_is_cancelled_waits_however_often(end: Any) -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert over == [True]
+
+
+async def test_what_has_not_begun_never_does() -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    began, going = threading.Event(), threading.Event()
+
+    def first() -> bool:
+        began.set()
+        return going.wait(10)
+
+    done: list[int] = []
+    waiting = [asyncio.create_task(unbroken(job)) for job in (first, lambda: done.append(1), lambda: done.append(2))]
+    await until(began.is_set, "the only thread")
+    waiting[1].cancel()
+    await asyncio.sleep(0)
+    going.set()
+    assert await waiting[0] is True
+    with pytest.raises(asyncio.CancelledError):
+        await waiting[1]
+    await waiting[2]
+    assert done == [2]
