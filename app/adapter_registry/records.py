@@ -16,8 +16,8 @@ def adapter_id(name: str, version: str) -> str:
 def lora_number(adapter: str) -> int:
     """vLLM's number for an adapter's id, the same everywhere: 1 to 2 ** 31 - 1.
 
-    Its runner on GPUs keeps them as 32-bit integers, and a larger one ends the engine. Two adapters with one number are
-    refused by the worker (workers/loras.py): with 1,000 of them, one cluster in 4,000 has such a pair.
+    Its model runner V2, on GPUs, keeps them as 32-bit integers, and a larger one ends the engine. A worker refuses the
+    second of two adapters with one number (workers/loras.py): with 1,000, one cluster in 4,000 has such a pair.
     """
     return (int.from_bytes(blake2b(adapter.encode(), digest_size=4).digest(), "big") >> 1) or 1
 

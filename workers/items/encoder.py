@@ -118,7 +118,8 @@ class ItemEncoder:
     async def loaded(self, refs: Sequence[MediaRef]) -> AsyncIterator[list[Any]]:
         """The decoded media, which are in this worker's memory for them inside the block, and not to be kept.
 
-        Raises MediaRefused, MediaExpired, TensorError. Who is cancelled meanwhile waits for what is being decoded.
+        Raises MediaRefused, MediaExpired, TensorError. Who is cancelled meanwhile waits for what is being decoded. What
+        the model's processor has goes on in its one thread, at most one prompt's media beyond the limit.
         """
         contents = await together(self._read(ref) for ref in refs)
         sizes = await together(
