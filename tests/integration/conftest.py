@@ -1,4 +1,4 @@
-"""What the tests of items share: a cluster whose workers handle them."""
+"""What tests of items share, a cluster whose workers handle them, and what those of adapters do."""
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from app.adapter_registry import AdapterRegistry
+from tests.integration.adapter_cluster import MODEL, SQL, Sources
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +28,16 @@ async def cluster(
     monkeypatch.setattr(tasks, "current", item_cluster.taker.get)
     async with item_cluster.cluster(shared_memory, tmp_path, redis_url) as made:
         yield made
+
+
+@pytest.fixture
+def sources() -> Sources:
+    """One adapter that can be fetched."""
+    made = Sources()
+    made.versions = {SQL: "v1"}
+    return made
+
+
+@pytest.fixture
+def registry(redis: Any) -> AdapterRegistry:
+    return AdapterRegistry(redis, MODEL)

@@ -20,18 +20,6 @@ from workers import adapters as loading
 AGAIN = Assignment(worker=DECODE.worker, incarnation="d-again")
 
 
-@pytest.fixture
-def sources() -> Sources:
-    made = Sources()
-    made.versions = {SQL: "v1"}
-    return made
-
-
-@pytest.fixture
-def registry(redis: Any) -> AdapterRegistry:
-    return AdapterRegistry(redis, MODEL)
-
-
 async def test_a_name_is_known_once_all_workers_have_it(
     redis: Any, registry: AdapterRegistry, sources: Sources
 ) -> None:

@@ -4,26 +4,12 @@ import asyncio
 import time
 from typing import Any
 
-import pytest
-
 from app import keys
 from app.adapter_registry import AdapterRegistry
 from tests.integration.adapter_cluster import MODEL, SQL, Member, Sources, cluster, load, resolve
 from tests.messages import AGG, DECODE, PREFILL
 from tests.polling import until
 from workers.loras import Limits
-
-
-@pytest.fixture
-def sources() -> Sources:
-    made = Sources()
-    made.versions = {SQL: "v1"}
-    return made
-
-
-@pytest.fixture
-def registry(redis: Any) -> AdapterRegistry:
-    return AdapterRegistry(redis, MODEL)
 
 
 async def test_other_content_is_for_new_requests(redis: Any, registry: AdapterRegistry, sources: Sources) -> None:
