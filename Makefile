@@ -26,12 +26,15 @@ RESOLVE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-
 SHORTEN := sed -i "s/ ; python_full_version < '3.13' and ((platform_machine == 'aarch64' and sys_platform == 'linux') or \
 	(platform_machine == 'x86_64' and sys_platform == 'linux'))$$//"
 
-lock: install ## requirements/*.lock and those of tests/clients, made again (UPGRADE=1: with the newest releases)
+# Beside pyproject.toml's: what has an environment of its own in the tests.
+APART := $(wildcard tests/clients/*/requirements.in) tests/gpu_runner/requirements.in
+
+lock: install ## requirements/*.lock and those of the tests' own environments, made again (UPGRADE=1: with the newest releases)
 	$(RESOLVE) pyproject.toml requirements/unseen.in --extra cpu --extra test \
 		--override requirements/overrides.txt --no-emit-package torch -o requirements/cpu.lock
 	$(RESOLVE) pyproject.toml --extra gpu --extra test -o requirements/gpu.lock
-	for wanted in tests/clients/*/requirements.in tests/gpu_runner/requirements.in; do $(RESOLVE) $$wanted -o $${wanted%.in}.lock || exit 1; done
-	$(SHORTEN) requirements/cpu.lock requirements/gpu.lock tests/clients/*/requirements.lock tests/gpu_runner/requirements.lock
+	for wanted in $(APART); do $(RESOLVE) $$wanted -o $${wanted%.in}.lock || exit 1; done
+	$(SHORTEN) requirements/cpu.lock requirements/gpu.lock $(APART:.in=.lock)
 
 down: ## stop what `trivet up` and `make demo KEEP=1` left running
 	$(BIN)/trivet down

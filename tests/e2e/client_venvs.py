@@ -1,4 +1,4 @@
-"""Virtual environments of the clients' suites: clients pin each other's versions, so each has one of its own."""
+"""Virtual environments beside the project's own: clients pin each other's versions, so that each has one."""
 
 from __future__ import annotations
 
@@ -29,13 +29,9 @@ OPTIONS = {
 SECTIONS = ("global", "install", ":env:")
 
 
-def made(client: str) -> Path:
-    """The client's environment (see `of`)."""
-    return of(SUITES / client / "requirements.lock")
-
-
-def of(lock: Path) -> Path:
-    """An environment, made or brought up to date with its lock: a second run changes nothing and is quick.
+def made(lock: Path) -> Path:
+    """The environment of this lock, named after its folder, made or brought up to date: a second run changes nothing
+    and is quick.
 
     By uv, which does that in seconds; where it cannot, by pip.
     """

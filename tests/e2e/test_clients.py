@@ -75,7 +75,8 @@ def test_client(suite: Suite, outcomes: dict[Suite, Future[Tests]], subtests: py
 def run(client: str, report: Path, urls: dict[str, str]) -> Tests:
     """Run the suite."""
     ini = next(path for path in (SUITES / client / "pytest.ini", SUITES / "pytest.ini") if path.exists())
-    command: list[str | Path] = [made(client) / "bin" / "pytest", SUITES / client, "-c", ini]
+    venv = made(SUITES / client / "requirements.lock")
+    command: list[str | Path] = [venv / "bin" / "pytest", SUITES / client, "-c", ini]
     command += ["--confcutdir", SUITES, f"--junit-xml={report}"]
     if client == "openai" and "FULL_URL" not in urls:
         command += ["--ignore", SUITES / client / RETRIES]

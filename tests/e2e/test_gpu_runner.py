@@ -26,7 +26,7 @@ NAME = "e2e-gpu-runner"
 @pytest.fixture(scope="module")
 def environment() -> Iterator[None]:
     """What makes engines take it."""
-    found = client_venvs.of(HERE / "requirements.lock").glob("lib/python*/site-packages")
+    found = client_venvs.made(HERE / "requirements.lock").glob("lib/python*/site-packages")
     more = {
         "PYTHONPATH": os.pathsep.join([*map(str, found), str(HERE)]),
         "TRITON_INTERPRET": "1",
