@@ -44,6 +44,13 @@ def test_a_large_png_may_have_more() -> None:
     check(PNG[:END] + chunks(14_000, body=bytes(8192)) + PNG[END:])
 
 
+def test_a_webp_of_many_chunks() -> None:
+    webp, chunk = encoded("WEBP"), b"JUNK" + bytes(4)
+    check(webp + chunk * 5000)
+    with pytest.raises(TooManyParts):
+        check(webp + chunk * 20_000)
+
+
 def test_what_comes_after_a_pngs_end_is_nothing() -> None:
     check(PNG + bytes(1_000_000))
 
