@@ -1,6 +1,7 @@
 """vLLM's model runner V2, which engines have on GPUs, on a CPU: Triton's interpreter runs its kernels.
 
-Its attention, its samplers' kernels and those of adapters are not those of GPUs, but what it does with requests is.
+Attention and adapters have other kernels there, and the interpreter cannot run that of grammars, but what it does with
+requests is the same.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -23,33 +25,38 @@ HERE = Path(__file__).parents[1] / "gpu_runner"
 NAME = "e2e-gpu-runner"
 
 
-@pytest.fixture(scope="module")
-def environment() -> Iterator[None]:
+def environment() -> dict[str, str]:
     """What makes engines take it."""
     found = client_venvs.made(HERE / "requirements.lock").glob("lib/python*/site-packages")
-    more = {
+    return {
         "PYTHONPATH": os.pathsep.join([*map(str, found), str(HERE)]),
         "TRITON_INTERPRET": "1",
         "VLLM_USE_V2_MODEL_RUNNER": "1",
     }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in more.items():
-            patch.setenv(name, value)
-        yield
 
 
 @pytest.fixture(scope="module")
-def stack(home: Path, environment: None, model: Path) -> Iterator[Stack]:
-    with up(NAME, "pd", model, *LORA) as running:
+def stack(home: Path, model: Path) -> Iterator[Stack]:
+    with ExitStack() as end:
+        with pytest.MonkeyPatch.context() as patch:  # for these engines alone: others may be started next
+            for name, value in environment().items():
+                patch.setenv(name, value)
+            running = end.enter_context(up(NAME, "pd", model, *LORA))
         for kind in ("prefill", "decode"):
-            log = home / NAME / "logs" / f"{kind}@{NAME}-cpu0.log"
-            assert "Using V2 Model Runner" in log.read_text()
+            assert uses_it(home / NAME / "logs" / f"{kind}@{NAME}-cpu0.log")
         yield running
 
 
+def uses_it(log: Path) -> bool:
+    return "Using V2 Model Runner" in log.read_text()
+
+
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_tokens_are_those_of_the_runner_on_cpus(stack: Stack, stacks: Mapping[str, Stack], prompt: str) -> None:
+def test_tokens_are_those_of_the_runner_on_cpus(
+    stack: Stack, stacks: Mapping[str, Stack], home: Path, prompt: str
+) -> None:
     found, expected = (ask(one, MODEL, prompt) for one in (stack, stacks["agg"]))
+    assert not uses_it(home / "e2e-agg" / "logs" / "agg@e2e-agg-cpu0.log")
     assert found.same_as(expected), (found, expected)
 
 
